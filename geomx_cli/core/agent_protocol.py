@@ -53,11 +53,13 @@ class _Gpu(msgspec.Struct):
 
 
 class HostUsage(msgspec.Struct):
-    """time: see JobClock.
+    """The use of a host.
+
+    time: when it was measured, see JobClock.
     cpu: busy fraction of all `cores`.
     memory: bytes in use, and installed.
     peak: the most bytes in use since the agent began.
-    machine: its boot id, by which hosts on one machine are recognised.
+    machine: its boot id, by which geomx recognises hosts on one machine.
     """
 
     time: Seconds
@@ -77,11 +79,11 @@ class HostUsage(msgspec.Struct):
 # Messages.
 
 class Message(msgspec.Struct, tag_field="type", frozen=True):
-    """Base class of messages; `process`, where present, is one of the sending host's own."""
+    """Base class of messages. `process`, if present, is a process of the sending host."""
 
 
 class Hello(Message, tag="hello", frozen=True):
-    """The agent is connected or reconnected; or its status is known from `late` seconds ago."""
+    """The agent is connected or reconnected. Or its status is known, and `late` seconds old."""
 
     status: AgentStatus
     late: float = 0.0
@@ -94,8 +96,12 @@ class Started(Message, tag="started", frozen=True):
 
 
 class Restarted(Message, tag="restarted", frozen=True):
-    """A process that died was started again, as its `incarnation`. how: it died. count: restarts of it in 10 minutes,
-    of at most `limit`.
+    """A process that died was started again.
+
+    incarnation: its number of restarts.
+    how: how it died.
+    count: its restarts within 10 minutes.
+    limit: the most restarts within 10 minutes.
     """
 
     process: str
@@ -120,7 +126,7 @@ class Warned(Message, tag="warning", frozen=True):
 
 
 class Ended(Message, tag="ended", frozen=True):
-    """A process has ended; `asked`: on request."""
+    """A process has ended. `asked`: whether it was requested to end."""
 
     process: str
     status: int
@@ -142,8 +148,10 @@ class Stopping(Message, tag="stopping", frozen=True):
 
 
 class Frozen(Message, tag="frozen", frozen=True):
-    """The host's processes are suspended for the checkpoint of this number. problem: why they are not, "" if they are.
-    newest: the highest number of the host's checkpoints, whoever has taken them; 0 for none.
+    """The host's processes are suspended for the checkpoint of this number.
+
+    problem: why they are not suspended; "" if they are.
+    newest: the highest number of the host's checkpoints, whichever command has taken them; 0 for none.
     """
 
     number: Count
@@ -161,7 +169,10 @@ class Kept(Message, tag="kept", frozen=True):
 
 
 class Uploaded(Message, tag="uploaded", frozen=True):
-    """done: the host's part of a checkpoint is in the store. problem: why not; "" if it is."""
+    """done: the host's part of a checkpoint is in the store.
+
+    problem: why it is not in the store; "" if it is.
+    """
 
     number: Count
     done: bool
@@ -169,8 +180,9 @@ class Uploaded(Message, tag="uploaded", frozen=True):
 
 
 class Published(Message, tag="published", frozen=True):
-    """done: a whole checkpoint is in the store, and may be resumed. problem: why not, or why older checkpoints are
-    still there; "" for none.
+    """done: a whole checkpoint is in the store, and may be resumed.
+
+    problem: why it is not, or why older checkpoints are still in the store; "" for none.
     """
 
     number: Count
@@ -179,12 +191,15 @@ class Published(Message, tag="published", frozen=True):
 
 
 class Emptied(Message, tag="emptied", frozen=True):
-    """All processes of the host have ended, and the agent waits to be told whether they begin again."""
+    """All processes of the host have ended. The agent waits for the decision whether they begin again."""
 
 
 class Halted(Message, tag="halted", frozen=True):
-    """All workers of a process group that this host has have ended, and wait to begin again together with those of
-    other hosts. process: one of them. died, how: who has died first, and how.
+    """All workers of a process group on this host have ended. They wait to begin again together with the group's
+    workers on other hosts.
+
+    process: one of the workers.
+    died, how: the worker that died first, and how it died.
     """
 
     process: str
@@ -208,9 +223,10 @@ _KINDS: Mapping[str, type[Message]] = {str(kind.__struct_config__.tag): kind for
 
 
 def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Message | None:
-    """Parse a message of `host` and strip control characters from its strings; None for a type without content.
+    """Parse a message of `host`, and strip control characters from its strings. None for a type without content.
 
-    `places`: process -> host. Raises ValueError for a malformed message or one about a process of another host.
+    places: process -> host.
+    Raises ValueError for a malformed message, or for a message about a process of another host.
     """
     kind = _KINDS.get(str(message.get("type")))
     if kind is None:
@@ -229,8 +245,8 @@ def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> M
 
 
 def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str, str]) -> Iterator[Failure]:
-    """Yield the failures of the host's own processes in a status that is `late` seconds old. Times are converted to
-    this machine's monotonic clock.
+    """Yield the failures of the host's own processes in a status that is `late` seconds old, with times of this
+    machine's monotonic clock.
     """
     now = time.monotonic() - late
     for fields in status["failures"]:

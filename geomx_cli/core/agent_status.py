@@ -7,7 +7,7 @@ from geomx_cli.core.root_cause import FailureFields
 __all__ = ["MAX_METRICS", "AgentStatus", "ProcessStatus"]
 
 MAX_METRICS = 64
-"""Metrics that a process may report, and entries that the status keeps of any object in its events."""
+"""Limits: metrics that a process may report; entries that the status keeps of any object in its events."""
 
 
 class ProcessStatus(TypedDict):
@@ -22,15 +22,15 @@ class ProcessStatus(TypedDict):
 
 
 class AgentStatus(TypedDict):
-    """The whole status of an agent's part of the job. Times are those of JobClock.
+    """The whole status of an agent's part of the job. Times are JobClock's.
 
     uptime: seconds since boot.
     machine: the host's own name.
-    agent: its pid and start time in kernel ticks.
+    agent: its pid, and its start time in kernel ticks.
     why: reason of the stop.
-    asked: who requested it, if a user.
-    ordered: the control machine stopped the job for its own reasons.
-    left: what could not be terminated.
+    asked: the user who requested the stop; "" if no user did.
+    ordered: whether the control machine stopped the job for its own reasons.
+    left: processes that could not be terminated.
     usage: see HostUsage; empty until measured, unvalidated.
     """
 

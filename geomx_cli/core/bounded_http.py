@@ -1,4 +1,4 @@
-"""HTTP listeners that strangers may reach: bounds on their connections, and on the time and bytes of a request."""
+"""HTTP listeners that strangers may reach. They bound their connections, and the time and bytes of a request."""
 
 import io
 import socket
@@ -27,7 +27,7 @@ class Refusal(Exception):
 class BoundedThreads(socketserver.ThreadingMixIn):
     """For a TCPServer: one thread per connection, at most `most` at a time.
 
-    If `most` connections are open, a new one replaces the connection that has been sending its request for longest. So
+    If `most` connections are open, a new connection replaces the one that has been sending its request for longest. So
     slow senders cannot block others. `received` must be called when a request is complete.
     """
 
@@ -42,7 +42,7 @@ class BoundedThreads(socketserver.ThreadingMixIn):
         super().__init__(*args, **named)
 
     def received(self, request: Any) -> None:
-        """The request on this connection is complete: it is answered, whoever comes."""
+        """The request on this connection is complete. So the connection is kept, even if new ones arrive."""
         with self._lock:
             self._receiving.pop(request, None)
 
@@ -74,7 +74,7 @@ class BoundedThreads(socketserver.ThreadingMixIn):
         with self._lock, suppress(OSError):
             if (oldest := next(iter(self._receiving), None)) is not None:
                 del self._receiving[oldest]
-                oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+                oldest.shutdown(socket.SHUT_RDWR)  # this ends its thread
 
 
 class BoundedReader(io.RawIOBase):
@@ -114,7 +114,7 @@ App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 class LoopbackServer:
     """Serves a WSGI application from its construction on, in separate threads. Must be closed.
 
-    port: 0 for a free one. Raises CheckFailed with `hint` if the port is in use.
+    port: 0 for a free port. Raises CheckFailed with `hint` if the port is in use.
     """
 
     def __init__(self, app: App, port: int, hint: str) -> None:

@@ -1,4 +1,4 @@
-"""Conventions of a job: command lines, the clock by which all its events are timed, names of files, and numbers."""
+"""Conventions of a job: command lines, the clock that times all its events, names of files, and numbers."""
 
 import re
 import time
@@ -9,8 +9,8 @@ __all__ = [
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of geomx with this Python. Others may be able to write to the working
-    directory; -P prevents files in it from shadowing modules.
+    """Return the command that runs a module of geomx with this Python. Other accounts may be able to write to the
+    working directory; -P prevents files in it from shadowing modules.
     """
     return [python, "-P", "-m", module, *arguments]
 
@@ -18,8 +18,9 @@ def module_command(python: str, module: str, *arguments: str) -> list[str]:
 class JobClock:
     """Unix seconds by the clock of the machine that launched the job, so that times of different hosts can be compared.
 
-    ahead: seconds that this host's clock was ahead of that one when the job was launched. Once this is created,
-    stepping the host's clock has no effect on it. Thread-safe.
+    ahead: seconds by which this host's clock was ahead of the launching machine's clock at launch. After a JobClock is
+        created, stepping the host's clock has no effect on it.
+    Thread-safe.
     """
 
     def __init__(self, ahead: float = 0.0) -> None:
@@ -31,7 +32,7 @@ class JobClock:
 
 
 def _since_boot() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while a laptop sleeps, unlike time.monotonic
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # continues while a laptop sleeps, unlike time.monotonic
 
 
 def file_name(process: str) -> str:

@@ -1,4 +1,4 @@
-"""The deliveries of a job, and what their modules say: own options, links between peers."""
+"""The deliveries of a job, and what their modules define: own options, links between peers."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -15,8 +15,9 @@ def chosen(options: Mapping[str, Value]) -> str:
 
 
 def chain(options: Mapping[str, Value]) -> tuple[str, ...]:
-    """Return a job's delivery, --delivery or one that its own option chooses (`chosen_by`), and the delivery by which
-    that one sends what it does not relay, if another is chosen that it can use (`sends_by`). Raises InvalidSettings.
+    """Return a job's delivery: --delivery, or a delivery that its own option chooses (`chosen_by`). If it does not
+    relay everything and can use another chosen delivery for the rest (`sends_by`), both are returned. Raises
+    InvalidSettings.
     """
     named = str(options["delivery"])
     by_option = {name: str(getattr(module, "chosen_by", "")) for name, module in plugins.deliveries().items()}
@@ -37,7 +38,7 @@ def chain(options: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def own_options(delivery: str, options: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a delivery's own options among those of a job."""
+    """Return a delivery's own options among a job's options."""
     own = plugins.find("delivery", delivery).options
     return {option.name: options.get(option.name, option.default) for option in own}
 

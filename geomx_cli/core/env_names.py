@@ -1,5 +1,5 @@
-"""Names of the environment variables of a job's processes, and of variables without effect: unknown names with GEOMX_,
-and variables of MXNet and GeoMX that geomx ignores.
+"""Names of the environment variables of a job's processes, and names of variables without effect: unknown names with
+GEOMX_, and variables of MXNet and GeoMX that geomx ignores.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ OWN = frozenset(
         *SETTINGS.values(),
     )
 )  # fmt: skip
-"""Variables read in addition to those of options, and those that scripts may read."""
+"""Variables that geomx reads in addition to the options' variables, and variables that scripts may read."""
 
 
 def of_options() -> tuple[str, ...]:
@@ -68,16 +68,16 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     ),
     "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "a process's event log says what it does",
 }  # fmt: skip
-"""For each variable that MXNet or GeoMX reads and geomx does not: the reason, or what to set instead."""
+"""For each variable that MXNet or GeoMX reads and geomx does not: the reason, or the replacement."""
 _LAUNCH_SETS = "geomx launch gives each process its own; addresses and interfaces of hosts are in the inventory"
 _OFF = frozenset(("", "0", "0.0", "no", "false", "off"))
 
 
 def without_effect(environment: Mapping[str, str], *, launching: bool = False) -> Iterator[str]:
-    """Yield a sentence for each variable of MXNet's or GeoMX's that is set, not to an "off" value, and has no effect.
+    """Yield a sentence for each variable of MXNet's or GeoMX's that is set, has no "off" value, and has no effect.
 
-    `launching`: check the environment of `geomx launch`, which also ignores variables that processes started by hand
-    read.
+    launching: check the environment of `geomx launch`, which also ignores variables that only processes started by
+        hand read.
     """
     for name in sorted(environment):
         if environment[name].strip().lower() in _OFF:
@@ -96,8 +96,10 @@ def without_effect(environment: Mapping[str, str], *, launching: bool = False) -
 def without_effect_at_launch(
     environment: Mapping[str, str], hosts: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return, for each variable without effect, a sentence about it and where it is set: "" for the launch's
-    `environment`, otherwise as in "env of a, b: ". `hosts`: the variables that the inventory sets, by host.
+    """Return, for each variable without effect, a sentence about it, and where it is set. The place is "" for the
+    launch's `environment`, otherwise a text such as "env of a, b: ".
+
+    hosts: the variables that the inventory sets, by host.
     """
     setting: dict[str, list[str]] = {}
     for host, variables in hosts.items():

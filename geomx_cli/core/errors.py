@@ -77,9 +77,11 @@ class PeerLost(TrainingFailed):
     """Another process of the job died, timed out or failed.
 
     peer: its name, as "A/worker:1"; "" if unknown.
-    observer: the process whose error the message is: `peer` for its own; "" for the one that raises this.
-    missed: "silent" if nothing was heard of it, "gone" if it closed its connection, else "".
-    seconds: for how long.
+    observer: the process that reported the error. It is `peer` for the peer's own error, and "" for the process that
+        raises this.
+    missed: "silent" if the observer received nothing from the peer, "gone" if the peer closed its connection,
+        otherwise "".
+    seconds: how long the peer was missed.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Interrupted(GeomxError):
 
 
 class Resumable(Interrupted):
-    """A job was asked to stop, and its workers have saved and ended by themselves: launched again, it may go on."""
+    """A job was asked to stop, and its workers have saved and ended by themselves. If launched again, it may continue.
+    """
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h

@@ -27,13 +27,17 @@ _PAUSE = 0.2
 class EventLog:
     """Appends events to a file, one write() per line, so that lines of concurrent writers do not interleave.
 
-    May be shared by threads (O_APPEND). Without a path, events are dropped: a process started by hand without a job
-    directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
-    when it is killed. On a full disk events are held, up to 1 MiB, but for telemetry, which later telemetry replaces;
-    they are written once there is room, with a warning of how many are missing. A worker's last event waits 10 s for
-    that, and what is still held goes to stderr, where its agent finds it; a failure goes there at once. The beginning
-    of such a time is told there too. clock: of the times of events; callers that set `Event.time` use it too.
-    incarnation: of the process; events of different ones have different numbers.
+    Threads may share it (O_APPEND). Without a path, events are dropped: a process started by hand without a job
+    directory has no log.
+
+    On a full disk it holds up to 1 MiB of events. Of telemetry it holds only the newest. Once there is room, it writes
+    the held events, with a warning of how many are missing. A worker's last event waits 10 s for room. Then the held
+    events go to stderr, where the worker's agent finds them. A failure goes to stderr at once. stderr also tells when
+    the disk becomes full.
+
+    talk: a stream on which messages of events are also printed, so that a process's log is not empty when it is killed.
+    clock: times the events. Callers that set `Event.time` use it too.
+    incarnation: of the process. Events of different incarnations have different numbers.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class EventLog:
         self._path = path
         self._file = -1
         self._numbers = itertools.count(number_before(incarnation) + 1)
-        self._lock = threading.Lock()  # of what follows, which is empty while the file can be written
+        self._lock = threading.Lock()  # guards the following attributes, which are empty while the file can be written
         self._held: list[bytes] = []
         self._problem = ""
         self._since = 0.0
@@ -77,7 +81,7 @@ class EventLog:
             _say(self._talk, f"{time.strftime('%H:%M:%S')} {event.__struct_config__.tag}: {message}")
 
     def warn(self, message: str) -> None:
-        """Append a warning, and print it on stderr if events are not printed anyway."""
+        """Append a warning. Print it on stderr too, unless all events are printed."""
         self.write(WarningRaised(message=message))
         if self._talk is None:
             _say(sys.stderr, f"warning: {message}")
@@ -103,7 +107,7 @@ class EventLog:
             return False
 
     def _hold(self, line: bytes, *, replaced: bool) -> None:
-        """Hold a line, or count it as missing. `replaced`: by a later one of its kind."""
+        """Hold a line, or count it as missing. `replaced`: whether a later event of its kind replaces it."""
         with self._lock:
             if replaced or sum(map(len, self._held)) + len(line) > _HELD:
                 self._missing += 1
@@ -111,10 +115,10 @@ class EventLog:
                 self._held.append(line)
 
     def _write_held(self) -> None:
-        """Write what is held, and a report, if that is possible again."""
+        """Write the held lines and a report, if writing is possible again."""
         with self._lock:
             while self._held:
-                # The beginning of a line may be in the file: end it, so that it spoils no other.
+                # The beginning of a line may be in the file. End this line, so that it spoils no other line.
                 if not self._append(b"\n" * self._is_torn + self._held[0]):
                     return
                 self._is_torn = False

@@ -1,11 +1,11 @@
 """The events of processes: JSON lines in the log of each (event_log.py), with typed fields per event kind.
 
-Every line has `schema_version`, `number` (1, 2, ...; of a restarted process from conventions.number_before on), `time`
-(Unix seconds), `party`, `role`, `rank` and `event` (the kind), followed by the fields of the kind. Status, summaries,
-figures and the live view have no other data source.
+Every line has `schema_version`, `number`, `time` (Unix seconds), `party`, `role`, `rank` and `event` (the kind),
+followed by the fields of the kind. Numbers are 1, 2, ...; a restarted process begins at conventions.number_before.
+Status, summaries, figures and the live view have no other data source.
 
 Later versions may add kinds and fields, which earlier versions ignore. The schema version is incremented when a field
-changes its meaning; events of a higher schema version are ignored.
+changes its meaning. Events of a higher schema version are ignored.
 """
 
 from collections.abc import Mapping
@@ -60,8 +60,9 @@ MetricName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_./-]*$", max_leng
 
 
 class Traffic(msgspec.Struct):
-    """Message bytes (sent, received) so far: inside the party, to other parties, and by peer. encoded, encoded_lan:
-    bytes before and after encoding with --compress, and with --compress-lan.
+    """Message bytes (sent, received) so far: inside the party, to other parties, and by peer.
+
+    encoded, encoded_lan: bytes before and after encoding with --compress, and with --compress-lan.
     """
 
     lan: Pair = (0, 0)
@@ -84,8 +85,8 @@ class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True)
 
 
 class StateChanged(Event, tag="state"):
-    """The process has entered a state: "waiting", "training", "serving", "saving", "finished"; "failing" is a
-    script's worker that has noticed the job's failure, and may save before it ends.
+    """The process has entered a state: "waiting", "training", "serving", "saving", "finished" or "failing". A script's
+    worker is "failing" if it has noticed the job's failure, and may save before it ends.
     """
 
     state: str
@@ -95,12 +96,16 @@ class StateChanged(Event, tag="state"):
 class Telemetry(Event, tag="telemetry"):
     """Periodic metrics, once per second.
 
-    round: the newest with a contribution. awaited: the processes that others wait for at this server. waiting: share of
-    its time that a worker waits for others. progress: share of the training that is done. left_s: estimated remaining
-    seconds. refused: dropped messages by reason. versions: rounds by party that an asynchronous root applied.
+    round: the newest round to which the process has contributed.
+    awaited: the processes that others wait for at this server.
+    waiting: the share of its time that a worker waits for others.
+    progress: the share of the training that is done.
+    left_s: estimated remaining seconds.
+    refused: dropped messages, by reason.
+    versions: rounds that an asynchronous root has applied, by party.
     datagrams: bytes "sent", "withdrawn", "received", "missing" and "late" (--dgt 1).
-    relayed: bytes "sent" through others, parties or workers of the party, and "received" for them, and the number of
-    contributions "rerouted" from such a process (--tsengine).
+    relayed: bytes "sent" through other parties or other workers of the party, bytes "received" for them. Also the
+        number of contributions "rerouted" from such a process (--tsengine).
     """
 
     state: str = ""
@@ -131,10 +136,10 @@ class RoundCompleted(Event, tag="round"):
     times: seconds by phase of each local step. Agents do not forward it if there are many steps.
     total_time: seconds since training began.
     first_step: seconds of the first local step.
-    communicate: seconds that the exchange was in flight.
-    wait: seconds that the worker was idle during it.
+    communicate: seconds during which the exchange was in flight.
+    wait: seconds during which the worker was idle in the exchange.
     recorded: metrics of the algorithm.
-    samples: total of all rounds so far, as agents do not forward all rounds.
+    samples: the total of all rounds so far, because agents do not forward all rounds.
     """
 
     num_iters: Count
@@ -154,9 +159,12 @@ class RoundCompleted(Event, tag="round"):
 
 
 class Reported(Event, tag="reported"):
-    """Metrics that a script has reported. samples: total so far. total_time: seconds since it joined the job. live:
-    agents forward this event; of very frequent ones they forward some, and the log has all. samples_per_s: only in live
-    events. Values may be NaN or infinite.
+    """Metrics that a script has reported. Values may be NaN or infinite.
+
+    samples: total so far.
+    total_time: seconds since the worker joined the job.
+    live: whether agents forward this event. Of very frequent events they forward some, and the log has all.
+    samples_per_s: only in live events.
     """
 
     step: Count
@@ -170,8 +178,10 @@ class Reported(Event, tag="reported"):
 
 
 class Evaluated(Event, tag="evaluation"):
-    """Test accuracy of the weights after `round`, or of a language model the mean loss of a character in text that it
-    was not trained on. seconds: duration of the evaluation.
+    """Test accuracy of the weights after `round`. For a language model, the mean loss of a character in text on which
+    it was not trained.
+
+    seconds: duration of the evaluation.
     """
 
     round: Count
@@ -202,8 +212,11 @@ class RosterComplete(Event, tag="roster"):
 
 
 class ProcessRestarted(Event, tag="restarted"):
-    """Its agent has started the process again, after it died; written by the agent. incarnation: how often so far.
-    together: how often with all others of the job. message: how it died, or why all begin again.
+    """The agent has started the process again, after the process died. The agent writes this event.
+
+    incarnation: how often it has been started again so far.
+    together: how often it has been started again together with all others of the job.
+    message: how it died, or why all begin again.
     """
 
     incarnation: Count
@@ -212,8 +225,11 @@ class ProcessRestarted(Event, tag="restarted"):
 
 
 class ProcessLeft(Event, tag="left"):
-    """A script's worker has died, and the others continue without it (`--on-worker-loss leave`); written by its agent.
-    round: the last round to which it has contributed. message: how it died.
+    """A script's worker has died, and the others continue without it (`--on-worker-loss leave`). The worker's agent
+    writes this event.
+
+    round: the last round to which the worker has contributed.
+    message: how it died.
     """
 
     incarnation: Count
@@ -222,21 +238,26 @@ class ProcessLeft(Event, tag="left"):
 
 
 class StopAwaited(Event, tag="stop_awaited"):
-    """The process ends by itself once its job is asked to stop: a bundled worker that trains, and one whose script has
-    called `should_stop`.
+    """The process ends by itself once its job is asked to stop. Such processes are bundled workers that train, and
+    workers whose scripts have called `should_stop`.
     """
 
 
 class Signalled(Event, tag="signalled"):
-    """Somebody else than the agent has sent the process SIGTERM or SIGUSR1, and it goes on: this asks the job to stop.
-    signal: its name.
+    """A sender other than the agent has sent the process SIGTERM or SIGUSR1. This asks the job to stop, and the process
+    continues.
+
+    signal: the signal's name.
     """
 
     signal: Annotated[str, Meta(max_length=16)]
 
 
 class ProcessFailed(Event, tag="failed"):
-    """The process ends because of this error. peer: the process at fault, if another; the rest: see PeerLost."""
+    """The process ends because of this error.
+
+    peer: the process at fault, if it is another one. For the other fields see PeerLost.
+    """
 
     message: str
     hint: str = ""
@@ -247,13 +268,13 @@ class ProcessFailed(Event, tag="failed"):
 
 
 class ProcessFinished(Event, tag="finished"):
-    """The process has completed its part. The remaining fields are set only by workers of the bundled training:
-    rounds, samples and seconds of training, stop reason ("epochs", "time", ...), digest of the weights, and, on one
-    worker, their test accuracy or validation loss.
+    """The process has completed its part. Only workers of the bundled training set the remaining fields, except
+    `contribution`: rounds, samples and seconds of training, stop reason ("epochs", "time", ...) and digest of the
+        weights. One worker also sets the weights' test accuracy or validation loss.
 
-    contribution: of a script's worker that trains: "rounds" if it has begun any, "party" if none led to an exchange
-    between parties; else "alone" if it reported training or, with keys, never pulled, "keyless" if it declared none,
-    "reads" if it pulled repeatedly.
+    contribution: set by a script's worker that trains. "rounds" if it has begun rounds, or "party" if none of these led
+        to an exchange between parties. If it has begun none: "alone" if it reported training, or has keys and never
+        pulled; "keyless" if it declared no keys; "reads" if it pulled repeatedly.
     """
 
     rounds: Count | None = None
@@ -267,8 +288,10 @@ class ProcessFinished(Event, tag="finished"):
 
 
 class OutputsWritten(Event, tag="outputs"):
-    """What a process has left in its output folder; written by its agent at its end. files: sizes by name below the
-    folder, of at most eight files, those called model.* first. count, bytes: of all files.
+    """The files that a process has left in its output folder. Its agent writes this event when the process ends.
+
+    files: sizes by name below the folder, of at most eight files. Files called model.* come first.
+    count, bytes: the number and bytes of all files.
     """
 
     files: Annotated[dict[Annotated[str, Meta(max_length=400)], Count], Meta(max_length=8)]

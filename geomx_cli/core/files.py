@@ -1,4 +1,4 @@
-"""Files: locks on folders, private folders, files that are untrusted, and atomic replacement."""
+"""Files: locks on folders, private folders, untrusted files, and atomic replacement."""
 
 import errno
 import fcntl
@@ -24,11 +24,12 @@ __all__ = [
 
 @contextmanager
 def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
-    """Create `folder` and hold an exclusive lock on it, or on a file in it, which stays: for a command that calls
-    another that locks the folder.
+    """Create `folder` and hold an exclusive lock on it. With a file name, hold the lock on that file in the folder
+    instead, and keep the file. A command needs this if it calls another command that locks the folder.
 
-    Raises CheckFailed at once if another process, or another call, holds it, and if the folder cannot be written. The
-    lock ends with the process, however that ends. On a file system without locks a warning is printed instead.
+    Raises CheckFailed at once if another process, or another call, holds the lock, and if the folder cannot be written.
+    The lock ends with the process, however the process ends. On a file system without locks a warning is printed
+    instead.
     """
     flags = os.O_RDWR | os.O_CREAT if file else os.O_RDONLY
     try:
@@ -46,8 +47,8 @@ def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
 
 
 def _try_lock(file: int, folder: Path) -> bool:
-    """Lock an open file of `folder` exclusively, until it is closed; return False at once if it is locked elsewhere. On
-    a file system without locks there is a warning only.
+    """Lock an open file of `folder` exclusively, until it is closed. Return False at once if it is locked elsewhere. On
+    a file system without locks, only print a warning.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,18 +67,18 @@ _OTHERS_WRITE = stat.S_IWOTH | stat.S_IWGRP
 
 
 def make_folders(directory: Path) -> None:
-    """Create a directory with mode 0700, and those of its parents that are missing, whatever the umask. Raises OSError.
+    """Create a directory with mode 0700, and its missing parents too, whatever the umask. Raises OSError.
     """
     for place in (*reversed(directory.parents), directory):
         try:
             place.mkdir(0o700)
-        except OSError:  # as a rule it exists
+        except OSError:  # usually because it exists
             if not place.is_dir():
                 raise
 
 
 def is_own_folder(path: Path) -> bool:
-    """Whether it is a directory, no link, that belongs to this account and that no other can write to."""
+    """Whether the path is a directory (no link) that belongs to this account and that no other account can write to."""
     try:
         found = path.lstat()
     except OSError:
@@ -86,7 +87,7 @@ def is_own_folder(path: Path) -> bool:
 
 
 def make_private(directory: Path) -> None:
-    """Remove other users' permissions from a directory of ours. Raises as `require_private`."""
+    """Remove other users' permissions from a directory of ours. Raises the same errors as `require_private`."""
     found = directory.stat()
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
         directory.chmod(0o700)
@@ -104,7 +105,7 @@ def require_private(directory: Path) -> None:
     open_to = [real] if found.st_mode & _OTHERS_WRITE else []
     for place in {*real.parents, *directory.absolute().parents}:
         known = place.stat()
-        if known.st_mode & stat.S_ISVTX:  # as in /tmp: others cannot rename what is there
+        if known.st_mode & stat.S_ISVTX:  # as in /tmp: others cannot rename its entries
             continue
         if known.st_mode & stat.S_IWOTH or (known.st_mode & stat.S_IWGRP and not _is_own_group(known.st_gid)):
             open_to.append(place)
@@ -114,8 +115,8 @@ def require_private(directory: Path) -> None:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group is root's, or has only this user. On systems with a group for each user, home directories may be
-    writable for it.
+    """Whether a group is root's, or has only this user. On systems that have a group for each user, this group may be
+    allowed to write to home directories.
     """
     with suppress(KeyError):
         own, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
@@ -126,7 +127,7 @@ def _is_own_group(number: int) -> bool:
 # Files that the job's processes write, which are untrusted: a script may put a link or a pipe in their place.
 
 class NotPlain(CheckFailed):
-    """What lies at a path is no regular file. what: "a link, not a plain file: ..."."""
+    """A path leads to no regular file. what: "a link, not a plain file: ..."."""
 
     def __init__(self, path: Path, mode: int) -> None:
         other = "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
@@ -149,8 +150,8 @@ def open_record(path: Path) -> BinaryIO:
 
 
 def open_below(folder: Path, name: str) -> BinaryIO:
-    """Open a regular file below `folder` by its relative name, through no link. Raises as `open_record`, and
-    CheckFailed for a name that leads elsewhere.
+    """Open a regular file below `folder` by its relative name, through no link. Raises the errors of `open_record`, and
+    CheckFailed for a name that leads out of the folder.
     """
     *folders, last = name.split("/")
     if not all(part not in ("", ".", "..") and "\0" not in part for part in (*folders, last)):
@@ -195,6 +196,6 @@ def open_atomic(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Replace the content of a file atomically. Raises as `open_atomic`."""
+    """Replace the content of a file atomically. Raises the same errors as `open_atomic`."""
     with open_atomic(path, mode) as file:
         file.write(content)

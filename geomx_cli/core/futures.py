@@ -1,4 +1,4 @@
-"""Futures that follow others."""
+"""Futures that complete after other futures."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ _Result = TypeVar("_Result")
 
 
 def after(futures: Sequence["Future[Any]"], action: Callable[[], _Result]) -> "Future[_Result]":
-    """A future that is done when all of `futures` are, of which there is at least one, and `action` has run, in the
-    thread that completes the last one. It gets the result of `action`, or as soon as one of them fails its exception.
+    """A future that is done when all of `futures` (at least one) are done and `action` has run. `action` runs in the
+    thread that completes the last future. The new future gets the result of `action`. If one of `futures` fails, it
+    gets that exception at once.
     """
     done: Future[_Result] = Future()
     lock = threading.Lock()
@@ -46,7 +47,7 @@ def finished(result: _Result) -> "Future[_Result]":
 
 
 def first(futures: Sequence["Future[Any]"]) -> "Future[None]":
-    """A future that is done when any of `futures` is, whether it has failed or not."""
+    """A future that is done when any of `futures` is done or has failed."""
     done: Future[None] = Future()
     lock = threading.Lock()
 
@@ -61,7 +62,7 @@ def first(futures: Sequence["Future[Any]"]) -> "Future[None]":
 
 
 def pass_on(source: "Future[_Result]", target: "Future[_Result]") -> None:
-    """Complete `target` as `source` is."""
+    """Complete `target` with the result or exception of `source`."""
 
     def complete(_: "Future[_Result]") -> None:
         try:

@@ -1,4 +1,4 @@
-"""Where the jobs of this machine are kept."""
+"""The directory of this machine's jobs."""
 
 from pathlib import Path
 

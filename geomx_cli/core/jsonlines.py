@@ -14,7 +14,7 @@ __all__ = ["UNWRITTEN", "LineBuffer", "append_object", "decode", "encode", "obje
 _LIMIT = 16 << 20  # bytes
 
 UNWRITTEN = "[geomx event] "
-"""Begins a line of a process's output that has an event for which its event log had no room to the end."""
+"""Prefix of a line in a process's output. The line has an event for which the event log had no room until the end."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -23,7 +23,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes | str) -> dict[str, Any]:
-    """Parse the JSON object on a line. Raises ValueError for anything else."""
+    """Parse the JSON object on a line. Raises ValueError for any other content."""
     try:
         found = json.loads(line)
     except RecursionError:
@@ -56,8 +56,8 @@ class LineBuffer:
 
 
 def object_lines(receive: Callable[[], bytes], what: str) -> Iterator[bytes]:
-    """Yield the complete lines that begin as objects do, until `receive` returns b"". Others are dropped, as an
-    interpreter that is a wrapper script may print them first, and so is an unterminated last line.
+    """Yield the complete lines that begin as objects do, until `receive` returns b"". Other lines are dropped, because
+    a Python that is a wrapper script may print them first. An unterminated last line is dropped too.
 
     Raises CheckFailed, with `what` as the sender's name, for a line longer than 16 MiB.
     """
@@ -88,7 +88,7 @@ def read_objects(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], i
 
 
 def append_object(path: Path, message: Mapping[str, Any]) -> bool:
-    """Append a message to a file that is untrusted, on a line of its own; return whether that was possible."""
+    """Append a message to an untrusted file, on a line of its own. Return whether this was possible."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.open(path, flags, 0o600)

@@ -21,8 +21,9 @@ _WORD = 100  # maximum characters compared
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return "did you mean NAME?" for the known name nearest to `word`, regardless of case and of dashes before it; ""
-    if none is near. Of equally near ones it is one with the same first letter, and of these the first by name.
+    """Return "did you mean NAME?" for the known name nearest to `word`, or "" if none is near. Case and leading dashes
+    do not count. Of equally near names, a name with the same first letter wins, and then the alphabetical order
+    decides.
     """
     bare = _bare(word)
     names = {_bare(name): name for name in known}
@@ -55,10 +56,14 @@ Kind = Literal["bool", "int", "float", "text", "duration", "size", "wan"]
 
 @dataclass(frozen=True)
 class _Kind:
-    """One kind. `parse` reads a value of one of `types` from text; `hint` is for its ValueError.
+    """One kind of options.
 
-    noun, example: what TOML has to contain, which may also be text with a unit if `has_unit`. metavar: in a command's
-    help. format: writes a default for users. how: such values are written, if that is not obvious.
+    parse: reads a value of one of `types` from text.
+    hint: for the ValueError of `parse`.
+    noun, example: the value that TOML has to contain. It may also be text with a unit if `has_unit`.
+    metavar: the value's name in a command's help.
+    format: writes a default for users.
+    how: how such values are written, if that is not obvious.
     """
 
     parse: Callable[[str], Any]
@@ -93,7 +98,7 @@ def _parse_wan_text(text: str) -> str:
 
 
 def _format_size(size: float) -> str:
-    """Exactly, as a default may be typed again."""
+    """Write a number exactly, because a user may type a default again."""
     for unit, scale in (("MiB", 2**20), ("KiB", 2**10)):
         if size and size % scale == 0:
             return f"{size // scale:g}{unit}"
@@ -123,12 +128,14 @@ Group = Literal["cluster", "synchronisation", "transport", "training"]
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `env` is the variable that passes it to processes. `suggestions`: values that a shell offers, of many
-    that are valid; with `takes_codec`, names of codecs. A number must be within `minimum` and `maximum` and less than
-    `below`, or equal the default.
+    """One option.
 
-    word: what users read and may write for the default, as "auto", "never" or "none".
-    written: those of `choices` that geomx alone writes, for processes; users are not offered them.
+    env: the variable that passes it to processes.
+    suggestions: values that a shell offers, if many are valid. With `takes_codec`, names of codecs.
+    minimum, maximum, below: a number must be within `minimum` and `maximum` and less than `below`, or equal the
+        default.
+    word: the text that users read and may write for the default, such as "auto", "never" or "none".
+    written: the `choices` that only geomx writes, for processes. Users are not offered them.
     """
 
     name: str
@@ -148,7 +155,7 @@ class Option:
 
     @property
     def offered(self) -> tuple[str, ...]:
-        """The choices of a user; () if the option has none."""
+        """The choices that a user has; () if the option has none."""
         return tuple((choice or self.word) for choice in self.choices if choice not in self.written)
 
     @property
@@ -173,7 +180,7 @@ class Option:
 
     @property
     def stands_apart(self) -> str:
-        """The default as text if it has a word, or is a number outside the bounds, else ""."""
+        """The default as text if it has a word, or is a number outside the bounds, otherwise ""."""
         value = self.default
         if self.word:
             return self.word

@@ -48,7 +48,7 @@ USUAL: Mapping[str, Mapping[str, Value]] = {
 }
 """Defaults of the command line that a network changes."""
 USUAL_OF_CODEC: Mapping[str, Mapping[str, Value]] = {"sparseloco": {"outer_lr": 1.0, "outer_momentum": 0.0}}
-"""Those that a codec changes, of what parties exchange: its residual takes the role of the outer momentum."""
+"""Defaults that a codec changes for exchanges between parties: its residual takes the role of the outer momentum."""
 
 OPTIONS: tuple[Option, ...] = (
     _cluster(

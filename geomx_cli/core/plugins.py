@@ -1,9 +1,9 @@
 """Plug-ins: synchronisation algorithms, codecs, deliveries and allocators, discovered by scanning their packages and
 the entry points of installed distributions.
 
-An algorithm, delivery or allocator is a module with `name`, `options` and `refuses`. It may have the factories
-`worker` and `server`, one per side that it takes part in; they import expensive modules lazily, so that a scan is
-cheap. A codec is a module with `name` and the factory `codec`. A new plug-in is one new file.
+An algorithm, delivery or allocator is a module with `name`, `options` and `refuses`. It may have the factories `worker`
+and `server`, one for each side in which it takes part. They import expensive modules lazily, so that a scan is cheap.
+A codec is a module with `name` and the factory `codec`. A new plug-in is one new file.
 
 Modules whose name starts with "_" are skipped. External distributions register modules in the entry point groups
 geomx.algorithms, geomx.codecs, geomx.deliveries and geomx.allocators.
@@ -77,16 +77,22 @@ class Plugin(Protocol):
 class Algorithm:
     """The attributes of an algorithm's module; it may leave out those that have a default.
 
-    title, look: in reports; a look is a colour (e.g. "#E69F00"), a matplotlib marker and a hatch. variants: modes that
-    reports distinguish, with titles and looks, of which `variant` chooses by a job's options ("" for none).
-    forced_options: cluster options that it overrides. shared_options: options of other algorithms that it uses.
-    needs_local_server: every worker, including the central party's, needs one. ranks_by_party: its scripts count ranks
-    within a party. standalone: a single-worker baseline. exchanges: what its workers contribute, a gradient in each
-    step or the weights of their own steps. asynchronous: its parties train independently, by an optimizer on the roots.
-    asynchronous_on_request: a script may ask the roots for that. own_pace: each worker takes as many steps in a round
-    as it has time for. outer_step: an optimizer applies the mean of the differences. shards: the workers of a party may
-    divide the model. depart: tells servers that a worker takes no more steps; gets the client of one that has died, in
-    its name.
+    title, look: for reports. A look is a colour (e.g. "#E69F00"), a matplotlib marker and a hatch.
+    variants: modes that reports distinguish, with titles and looks.
+    variant: chooses one of `variants` by a job's options; "" for none.
+    forced_options: cluster options that the algorithm overrides.
+    shared_options: options of other algorithms that it uses.
+    needs_local_server: whether every worker needs a local server, even in the central party.
+    ranks_by_party: whether its scripts count ranks within a party.
+    standalone: whether it is a baseline with a single worker.
+    exchanges: whether its workers contribute a gradient in each step, or weights after their own steps.
+    asynchronous: whether its parties train independently, by an optimizer on the roots.
+    asynchronous_on_request: whether a script may ask the roots for asynchronous training.
+    own_pace: whether each worker takes as many steps in a round as it has time for.
+    outer_step: whether an optimizer applies the mean of the differences.
+    shards: whether the workers of a party may divide the model.
+    depart: tells servers that a worker takes no more steps. It gets the client of a worker that has died, which acts in
+        that worker's name.
     """
 
     name: str
@@ -117,8 +123,8 @@ class Algorithm:
 def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
     """Return the plug-ins of `package` by name, sorted; each must have the attributes `parts`.
 
-    Raises TypeError for a module that lacks one, for a duplicate name, and for an option that is none, which are bugs
-    in a plug-in.
+    Raises TypeError for bugs in a plug-in: a module that lacks an attribute, a duplicate name, or an option that is no
+    Option.
     """
     found: dict[str, Plugin] = {}
     for item in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
@@ -186,7 +192,7 @@ def _installed(kind: Kind) -> Iterable[Any]:
 
 @cache
 def _may_register(place: Path) -> bool:
-    """Whether a distribution in this folder registers plug-ins of any kind; true of an archive."""
+    """Whether a distribution in this folder registers plug-ins of any kind. For an archive, True."""
     if place.is_file():
         return True
     for path in (path for suffix in ("dist", "egg") for path in place.glob(f"*.{suffix}-info/entry_points.txt")):
@@ -208,7 +214,7 @@ def algorithms() -> Mapping[str, Algorithm]:
 
 
 def allocators() -> Mapping[str, Plugin]:
-    """Return the allocators, which provide machines to jobs, by name; see hosts/allocation.py."""
+    """Return by name the allocators, which provide machines to jobs; see hosts/allocation.py."""
     return _all("allocator")
 
 
@@ -231,7 +237,7 @@ def find(kind: Kind, name: str) -> Plugin:
 
 
 def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
-    """Return the plug-in's factory for a side, or None if it has no part there."""
+    """Return the plug-in's factory for a side, or None if it takes no part in this side."""
     return getattr(plugin, side, None)
 
 
@@ -245,15 +251,15 @@ def modes() -> Mapping[str, tuple[str, Look | None]]:
 
 
 def mode(options: Mapping[str, Value]) -> str:
-    """Return the mode of a job with these options: its algorithm, or a variant of that."""
+    """Return the mode of a job with these options: its algorithm, or a variant of its algorithm."""
     name = str(options["algo"])
     known = algorithms().get(name)
     return (known.variant(options) if known else "") or name
 
 
 def users(option: str) -> list[str]:
-    """Return the algorithms that use an algorithm's option: its owner, and those that list it in `shared_options`.
-    Empty for other options.
+    """Return the algorithms that use an algorithm's option: the option's owner, and the algorithms that list the option
+    in `shared_options`. Empty for other options.
     """
     return [
         name

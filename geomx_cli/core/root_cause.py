@@ -14,7 +14,7 @@ Ending = Literal["", "crashed", "exited", "killed", "out of memory", "reported",
 
 
 class FailureFields(TypedDict):
-    """Serialized Failure; `when`: see JobClock."""
+    """A Failure as JSON data. when: see JobClock."""
 
     process: str
     host: str
@@ -33,18 +33,18 @@ class FailureFields(TypedDict):
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure of one process or, with `process` empty, of a host's agent.
+    """A failure of one process. If `process` is empty, a failure of a host's agent.
 
-    how: what happened, a phrase to follow its name: "exited with status 1".
+    how: what happened, a phrase that follows the process's name: "exited with status 1".
     when: seconds of the reader's clock.
-    peer: the process that it blames, "" for itself.
+    peer: the process that it blames; "" if it blames itself.
     tail: the last lines of its log.
-    fault: what failed if not the process itself: its "host" is unreachable, the "link" between its host and another,
-        or its "agent" took too long to stop the job, which has another cause.
+    fault: what failed, if not the process itself. "host": its host is unreachable. "link": the link between its host
+        and another host failed. "agent": its agent took too long to stop the job, and the stop has another cause.
     also: other processes that failed with the same cause.
     message: its own error, as "ValueError: there is no data"; "" if it reported none.
     disk: the mount point and device of a full disk of its host, on which its last output may be missing; or "".
-    ending: how the process ended; "reported": by a signal, after it had reported its failure.
+    ending: how the process ended. "reported": by a signal, after it had reported its failure.
     observer, missed, seconds: see PeerLost.
     """
 
@@ -66,18 +66,18 @@ class Failure:
 
     @property
     def cause(self) -> str:
-        """A phrase to follow its name, for users: "exited with status 1: ValueError: there is no data"."""
+        """A phrase that follows the process's name, for users: "exited with status 1: ValueError: there is no data"."""
         full = f"; the disk at {self.disk} of host {self.host} is full" if self.disk else ""
         return f"{self.how}{': ' if self.message else ''}{self.message}{full}"
 
     def to_message(self) -> FailureFields:
-        """Return what an agent knows of it as JSON data."""
+        """Return the fields that an agent knows as JSON data."""
         fields = {name: getattr(self, name) for name in FailureFields.__annotations__}
         return cast(FailureFields, {**fields, "tail": list(self.tail)})
 
 
 def ending_of(status: int, *, memory: bool = False) -> Ending:
-    """Classify an exit status, or a negated signal number. memory: the OOM killer has just ended a process."""
+    """Classify an exit status, or a negated signal number. memory: whether the OOM killer has just ended a process."""
     if status >= 0:
         return "exited"
     if memory and -status == signal.SIGKILL:
@@ -115,13 +115,16 @@ def exception_line(lines: Sequence[str]) -> str:
 def first_cause(
     failures: Sequence[Failure], hosts: Mapping[str, str], done: Collection[str] = ()
 ) -> Failure | None:
-    """Return the most likely root cause, or None. `hosts`: process -> host; `done`: processes that exited with status
-    0.
+    """Return the most likely root cause, or None.
 
-    A failure that blames no peer outranks all that do, regardless of time: a process often detects a dead peer before
-    that peer's agent does. If all blame peers, the end of the chain of blame is the cause, even if that process
-    reported nothing: it hangs or is disconnected. If its host is also unreachable from here, the host is the cause;
-    if only other hosts lost it, the link between them.
+    hosts: process -> host.
+    done: processes that exited with status 0.
+
+    A failure that blames no peer outranks all failures that blame one, regardless of time. The reason: a process often
+    detects a dead peer before the peer's agent detects the death. If all failures blame peers, the end of the chain of
+    blame is the cause. That process may have reported nothing because it hangs or is disconnected. If that process's
+    host is also unreachable from here, the host is the cause. If only other hosts lost it, the link between them is the
+    cause.
     """
     own = [failure for failure in failures if not failure.peer and failure.fault not in ("agent", "host")]
     if own:
@@ -152,8 +155,8 @@ def _as_told(
 
 
 def _blamed_hosts(failure: Failure, hosts: Mapping[str, str]) -> list[str]:
-    """Return the hosts of the workers of which one has ended, where it blames a party's ("A/worker"): a collective
-    operation of theirs does not tell which.
+    """The hosts of the party's workers that a failure blames together ("A/worker"), if one of these workers has ended.
+    Their collective operation does not tell which worker is at fault.
     """
     group = f"{failure.peer}:"
     return [host for name, host in hosts.items() if name.startswith(group) and name != failure.process]
@@ -187,7 +190,7 @@ def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Col
 
 def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, str]) -> Failure | None:
     """Return a link failure if `blame` reports a silent or closed connection and no process on the peer's own host lost
-    it; if the peer had ended, its agent would have reported it.
+    the peer. If the peer had ended, its agent would have reported that.
     """
     peer, here, observer = blame.peer, hosts[blame.peer], _observer(blame)
     there, time = hosts.get(observer, blame.host), f"{blame.seconds:.0f} s"
@@ -205,5 +208,5 @@ def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, 
 
 
 def _observer(blame: Failure) -> str:
-    """Return the process that lost the peer: the others of the job fail with the same message."""
+    """Return the process that lost the peer. The other processes of the job fail with the same message."""
     return (blame.missed and blame.observer) or blame.process

@@ -17,7 +17,10 @@ NO_READER = (errno.EPIPE, errno.EIO)
 
 
 class Stdout:
-    """Delegates to a stream. used: text was written. lost: the stream has no reader any more, and text is dropped.
+    """Delegates to a stream.
+
+    used: whether text was written.
+    lost: whether the stream no longer has a reader. Then text is dropped.
     broken: the last other error of writing.
     """
 
@@ -58,8 +61,8 @@ class Stdout:
 
 
 class _LossyStderr:
-    """Delegates to a stream, and drops what it refuses: a closed terminal, a closed pipe or a full disk of a log must
-    not end a job.
+    """Delegates to a stream, and drops text that the stream refuses. A closed terminal, a closed pipe or a full disk of
+    a log must not end a job.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -88,7 +91,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 def has_reader() -> bool:
-    """Whether somebody reads what is written to stdout, as far as known."""
+    """Whether stdout has a reader, as far as known."""
     return not getattr(sys.stdout, "lost", False)
 
 
@@ -102,7 +105,7 @@ def watched(stream: TextIO) -> Iterator[Stdout]:
 
 @contextmanager
 def lossy_stderr() -> Iterator[None]:
-    """Within, what stderr refuses is dropped."""
+    """Within the block, text that stderr refuses is dropped."""
     stream = sys.stderr
     with redirect_stderr(cast(TextIO, _LossyStderr(stream))):
         yield

@@ -18,8 +18,8 @@ FOLDER = next((path for path in (_PACKAGE / "templates", _PACKAGE.parent / "temp
 
 
 def write(directory: Path) -> list[tuple[Path, bool]]:
-    """Copy each of FILES to `directory`, creating it if necessary; return for each whether it is new. The script is for
-    the first of the frameworks that is installed here, PyTorch if none is.
+    """Copy each of FILES to `directory`, and create the directory if necessary. Return for each file whether it is new.
+    The script is for the first framework that is installed here, or for PyTorch if none is.
 
     Existing files are never overwritten. Raises CheckFailed if writing fails.
     """
@@ -29,8 +29,8 @@ def write(directory: Path) -> list[tuple[Path, bool]]:
 
 
 def templates() -> Mapping[str, str]:
-    """Return the script templates: user-visible name, e.g. "cnn-sweep", to file name. A script named as a module
-    that it imports would be imported in its place: `torch` is torch_script.py.
+    """Return the script templates: user-visible name, e.g. "cnn-sweep", to file name. A script that had the name of a
+    module that it imports would shadow the module. So `torch` is torch_script.py.
     """
     names = (item.name for item in FOLDER.iterdir())
     scripts = sorted(name for name in names if name.endswith(".py") and name not in FILES)
@@ -43,7 +43,8 @@ def summaries() -> Mapping[str, str]:
 
 
 def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, str]:
-    """Copy one of `templates` to `directory`, creating it if necessary; return its path and the command that runs it.
+    """Copy one of `templates` to `directory`, and create the directory if necessary. Return the copy's path, and the
+    command that runs it.
 
     Raises UsageError for an unknown name, and CheckFailed if writing fails, or if the file exists and `force` is
     False.
@@ -64,7 +65,9 @@ def _first_line(path: Path) -> tuple[str, str]:
 
 
 def _copy(directory: Path, source: str, name: str, *, force: bool) -> bool:
-    """Copy a template to a file, whose name it then says; return False if that exists and `force` is False."""
+    """Copy a template to a file, and write the file's name into the copy. Return False if the file exists and `force`
+    is False.
+    """
     content = (FOLDER / source).read_bytes().replace(source.encode(), name.encode())
     try:
         directory.mkdir(parents=True, exist_ok=True)

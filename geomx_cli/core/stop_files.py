@@ -1,4 +1,4 @@
-"""Two files of an agent: one tells its processes that the job is asked to stop, the other that they have to end."""
+"""Two files of an agent. One tells its processes that the job is asked to stop, the other that they have to end."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -17,26 +17,27 @@ class StopFiles:
 
     @property
     def asked(self) -> bool:
-        """Whether the job is asked to stop. Processes that wait for this may take the grace to end by themselves."""
+        """Whether the job is asked to stop. Processes that wait for this may use the grace period to end by themselves.
+        """
         return bool(self.path) and Path(self.path).exists()
 
     @property
     def ends(self) -> bool:
-        """Whether the agent ends its processes. SIGTERM is then from the agent, and not a request to stop the job."""
+        """Whether the agent ends its processes. If so, SIGTERM is from the agent, and no request to stop the job."""
         return bool(self.path) and self._end.exists()
 
     @property
     def paths(self) -> list[Path]:
-        """Of both files."""
+        """The paths of both files."""
         return [Path(self.path), self._end]
 
     def ask(self) -> None:
-        """Tell processes that the job is asked to stop. On a full disk they are not told."""
+        """Tell processes that the job is asked to stop. On a full disk this is not possible."""
         with suppress(OSError):
             Path(self.path).touch(0o600)
 
     def end(self) -> None:
-        """Tell processes, before they get SIGTERM, that it is from the agent. On a full disk they are not told."""
+        """Tell processes, before they get SIGTERM, that it is from the agent. On a full disk this is not possible."""
         with suppress(OSError):
             self._end.touch(0o600)
 

@@ -1,8 +1,8 @@
 """Places for files beyond a host: a folder of a shared file system, or a URL that fsspec knows, as s3://bucket/prefix.
 
-Names of files are relative to the place, with "/" between folders. A URL holds no credentials: fsspec finds those of
-the account on each machine, as other programs there do. All errors of fsspec and its clients become GeomxErrors that
-name the place, and so does a client, or a mounted file system, that hangs.
+Names of files are relative to the place, with "/" between folders. A URL holds no credentials: on each machine fsspec
+finds the account's credentials, as other programs there do. All errors of fsspec and its clients become GeomxErrors
+that name the place. So does the hang of a client, or of a mounted file system.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from geomx_cli.core.units import format_bytes, format_duration
 __all__ = ["EXTRAS", "Copied", "Store", "TooLarge", "is_url", "normal_place"]
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Our extra that installs what a kind of URL needs, beside fsspec itself, which the extra "remote" has."""
+"""geomx's extra that installs the packages for each kind of URL. The extra "remote" has fsspec itself."""
 _WITHOUT_FOLDERS = {*EXTRAS, "abfs", "abfss", "az", "adl", "oci", "ocilake", "oss", "r2"}
 _HERE_ONLY = {"memory", "data", "local", "cached", "filecache", "simplecache", "blockcache", "http", "https"}
 _SHOWN = 300  # characters of a client's message
 _PATIENCE = 60.0  # seconds
 _BLOCK = 8 << 20  # bytes; a slow link sends them within the patience
-_BLOCKS = 5000  # of a file at most, as S3 takes 10000
+_BLOCKS = 5000  # the most of a file; S3 allows 10000
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 _Result = TypeVar("_Result")
@@ -51,8 +51,9 @@ class TooLarge(Exception):
 class Store:
     """Files at a place of `normal_place`. `name` and `folder` are relative, and "" is the place itself.
 
-    Every method, and the constructor, raises CheckFailed, and HostUnreachable if the store is silent for `patience`
-    seconds, however large a file is; InvalidSettings if its kind is unknown, or a package for it is not installed.
+    Every method, and the constructor, raises CheckFailed. Raises HostUnreachable if the store is silent for `patience`
+    seconds, however large a file is. Raises InvalidSettings if the kind of place is unknown, or a package for it is not
+    installed.
     """
 
     def __init__(self, place: str, patience: float = _PATIENCE) -> None:
@@ -67,7 +68,7 @@ class Store:
         return self._call(lambda: self._files.put(source, name))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file, of which readers see all or nothing where the store can do that."""
+        """Write a small file. Readers see all of it or nothing, if the store can do that."""
         self._call(lambda: self._files.write(name, content))
 
     def read(self, name: str, limit: int) -> bytes | None:
@@ -88,12 +89,12 @@ class Store:
         return self._call(do, None)
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names of the files and folders directly in a folder, without any if it is not there."""
+        """Return the names of the files and folders directly in a folder; none if the folder does not exist."""
         none: list[str] = []
         return sorted(self._call(lambda: self._files.names(folder), none))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size in bytes of each file below a folder, by its name relative to that."""
+        """Return the size in bytes of each file below a folder, by its name relative to the folder."""
         return self._call(lambda: self._files.sizes(folder), {})
 
     def remove(self, name: str) -> None:
@@ -104,8 +105,8 @@ class Store:
         self._heard = time.monotonic()
 
     def _call(self, do: Callable[[], _Result], *absent: _Result) -> _Result:
-        """Return what `do` returns, or `absent`, if given, where it finds no file. It runs in a thread, which is left
-        behind if it hangs.
+        """Return what `do` returns. If it finds no file and `absent` is given, return `absent`. `do` runs in a thread,
+        which is left behind if it hangs.
         """
         ended: SimpleQueue[Callable[[], _Result]] = SimpleQueue()
 
@@ -131,7 +132,7 @@ class Store:
         while (left := self._heard + self._patience - time.monotonic()) > 0:
             try:
                 return ended.get(timeout=left)
-            except Empty:  # it may have been heard meanwhile
+            except Empty:  # there may have been progress meanwhile
                 continue
         what = f"{self._place} has not answered for {format_duration(self._patience)}"
         raise HostUnreachable(what, "check the network and the address")
@@ -150,8 +151,8 @@ def is_url(place: str) -> bool:
 
 
 def normal_place(place: str) -> str:
-    """Return a place as it is kept and shown: a URL, or the absolute path of a folder. Raises InvalidSettings for what
-    is none, or contains credentials.
+    """Return a place in the form in which it is kept and shown: a URL, or the absolute path of a folder. Raises
+    InvalidSettings for a text that is no place, or contains credentials.
     """
     if not is_url(place):
         return str(Path(place).expanduser().absolute())
@@ -176,7 +177,7 @@ def normal_place(place: str) -> str:
 
 
 class _Files(Protocol):
-    """What a Store needs of the files at a place; methods raise what their clients do."""
+    """The operations that a Store needs on files at a place. Methods raise the errors of their clients."""
 
     def put(self, source: Path, name: str) -> Copied: ...
 
@@ -192,7 +193,7 @@ class _Files(Protocol):
 
 
 class _FolderFiles:
-    """A folder of this machine, or of a file system that it mounts. on_progress: while a file is copied."""
+    """A folder of this machine, or of a file system that it mounts. on_progress: called while a file is copied."""
 
     def __init__(self, place: str, on_progress: Callable[[], None]) -> None:
         self._folder = Path(place)
@@ -229,13 +230,13 @@ class _FolderFiles:
 
 
 class _UrlFiles:
-    """A URL, through fsspec. on_progress: while a file is copied."""
+    """A URL, through fsspec. on_progress: called while a file is copied."""
 
     def __init__(self, place: str, on_progress: Callable[[], None]) -> None:
         self._on_progress = on_progress
         self._has_folders = place.partition("://")[0] not in _WITHOUT_FOLDERS
         try:
-            # Imported here, as an agent starts without it. A client is closed with its store.
+            # Imported here, because an agent starts without it. A client is closed with its store.
             self._fs, root = importlib.import_module("fsspec.core").url_to_fs(place, skip_instance_cache=True)
         except ValueError as error:
             raise InvalidSettings(f"{place}: fsspec does not know it: {error}", "correct the URL") from None
@@ -250,7 +251,7 @@ class _UrlFiles:
 
     def put(self, source: Path, name: str) -> Copied:
         self._make_parent(name)
-        # Not put_file, which tells nothing of its progress until it has sent up to 500 MB at once.
+        # Not put_file, which reports no progress until it has sent up to 500 MB at once.
         block = max(1, -(-source.stat().st_size // (_BLOCK * _BLOCKS))) * _BLOCK
         with source.open("rb") as found, self._fs.open(self._path(name), "wb", block_size=block) as file:
             return _copy(found, file, block, self._on_progress)
@@ -299,7 +300,7 @@ def _copy(
 
 @contextmanager
 def _explained(place: str) -> Iterator[None]:
-    """Turn what the block raises into a GeomxError: clients of clouds have exceptions of their own, of any class."""
+    """Convert exceptions of the block to a GeomxError. Clients of clouds have exceptions of their own, of any class."""
     try:
         yield
     except (GeomxError, TooLarge):

@@ -39,7 +39,7 @@ def _parse(text: str, scale: dict[str, float] | dict[str, int], kind: str, examp
 
 def plain_number(text: str) -> str:
     """The text of a number. Raises ValueError for spaces, underscores and digits of other scripts, which int and float
-    take.
+    accept.
     """
     if not text.isascii() or "_" in text or text != text.strip():
         raise ValueError(f"{text!r} is no plain number")
@@ -65,8 +65,8 @@ def parse_wan(text: str) -> tuple[float, float]:
     """Parse a link, e.g. "100mbit,30ms", to (bits per second, round trip in seconds). A missing part is 0; "" is (0,
     0).
 
-    Raises InvalidSettings, naming the invalid part: one without a unit of rate or time, a duplicate, a rate of 0, or
-    a round trip of more than a minute.
+    Raises InvalidSettings that names the invalid part: a part without a unit of rate or time, a duplicate, a rate of 0,
+    or a round trip of more than a minute.
     """
     rate = trip = None
     for part in (part.strip() for part in text.split(",") if text.strip()):
@@ -115,8 +115,8 @@ def some_of(texts: Sequence[str], most: int) -> str:
 
 
 def format_duration(seconds: float, like: float | None = None) -> str:
-    """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"; to the precision of the duration `like`, if
-    given: "5 s" with minutes.
+    """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min". If `like` is given, with that duration's
+    precision: "5 s" if it has minutes.
     """
     scale = seconds if like is None else like
     if scale < 0.9995:
@@ -131,8 +131,8 @@ def format_duration(seconds: float, like: float | None = None) -> str:
 
 
 def format_bytes(count: float, like: float | None = None) -> str:
-    """Format a size in decimal units: "715 kB", "46.8 MB"; in the unit and with the decimals of the size `like`, if
-    given.
+    """Format a size in decimal units: "715 kB", "46.8 MB". If `like` is given, in that size's unit and with its
+    decimals.
     """
     size = count if like is None else like
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -143,5 +143,5 @@ def format_bytes(count: float, like: float | None = None) -> str:
 
 
 def _decimals(value: float) -> int:
-    """How many decimals three significant digits of `value`, at least 1, have."""
+    """The number of decimals that give three significant digits of `value`; at least 1."""
     return 2 if value < 10 else 1 if value < 100 else 0

@@ -11,21 +11,23 @@ __all__ = ["check_whole", "convert", "decode", "first_line", "last_line", "plain
 _SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])")
 # Control characters except tab and newline, and bidirectional formatting characters.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_SURROGATES = re.compile("[\ud800-\udfff]")  # no text: no encoding has them, so they cannot be printed
+_SURROGATES = re.compile("[\ud800-\udfff]")  # not text: no encoding has them, so they cannot be printed
 _LINES = re.compile(r"\n(?=\S)")
 _Kind = TypeVar("_Kind")
 
 
 def plain(text: str) -> str:
-    """Remove escape sequences, and control characters except tab and newline; replace what cannot be encoded."""
+    """Remove escape sequences, and control characters except tab and newline. Replace characters that cannot be
+    encoded.
+    """
     if text.isprintable():
         return text
     return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", _CONTROLS.sub("", _SEQUENCES.sub("", text)))
 
 
 def plain_all(value: Any) -> Any:
-    """Apply `plain` to all strings of JSON data, and indent their lines after the first: none can be taken for a line
-    of geomx itself.
+    """Apply `plain` to all strings of JSON data, and indent their lines after the first, so that a reader cannot
+    mistake them for lines of geomx itself.
     """
     match value:
         case str():
@@ -38,8 +40,8 @@ def plain_all(value: Any) -> Any:
 
 
 def first_line(error: BaseException, host: str = "") -> str:
-    """Return the first line of an error's message, or its class name if empty, without a leading name of `host`, for
-    contexts that already name it.
+    """Return the first line of an error's message, or its class name if the message is empty. A leading name of `host`
+    is removed, because the context already names it.
     """
     line: str = next(iter(plain(str(error)).splitlines()), type(error).__name__)
     return line.removeprefix(f"host {host}: ").removeprefix(f"host {host} ")
@@ -58,7 +60,7 @@ def check_whole(what: str, value: object, least: int, most: int) -> None:
 
 def convert(value: Any, kind: type[_Kind]) -> _Kind:
     """Convert JSON data to a msgspec struct or TypedDict, with `plain_all` applied. Raises ValueError."""
-    from geomx_cli.core.typed import to_type  # lazy, as the plug-in scan loads this module
+    from geomx_cli.core.typed import to_type  # lazy: the plug-in scan loads this module
 
     try:
         return to_type(plain_all(value), kind)

@@ -40,25 +40,26 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Two hosts of an inventory may share a machine; they get different ports. Empty fields that only the machine itself
     can provide (address, package, state_dir) are filled in before a job starts.
 
-    parties: whose processes it runs; one as a rule.
-    access: how it is reached.
-    request: the name of the Request that gives its machine; empty: it is fixed.
-    address: what hosts of its own party dial; see near_address.
-    wan_address: what hosts of other parties dial; empty: the address.
-    listen: what to bind; empty: what fits the addresses.
-    interface, wan_interface: of the network of its party, and of the one between parties.
+    parties: the parties whose processes it runs; usually one.
+    access: how geomx reaches it.
+    request: the name of the Request that gives its machine; if empty, the machine is fixed.
+    address: the address that hosts of its own party dial; see near_address.
+    wan_address: the address that hosts of other parties dial; if empty, `address`.
+    listen: the address to bind; if empty, geomx derives it from the other addresses.
+    interface: the interface to the network of its party.
+    wan_interface: the interface to the network between parties.
     devices: each has a worker.
-    threads: in the numeric libraries of each worker.
-    python: its Python; empty: that of the job.
-    package: where its geomx_cli lies; empty: where ours does.
-    workdir: where its processes start; empty: the agent's directory.
-    state_dir: where jobs lie; empty: where the job's own directory is.
-    sockets: how paths of folders for unix sockets begin; empty: the job's own.
+    threads: number of threads in the numeric libraries of each worker.
+    python: its Python; if empty, the job's.
+    package: where its geomx_cli lies; if empty, where the control machine's lies.
+    workdir: where its processes start; if empty, in the agent's directory.
+    state_dir: where jobs lie; if empty, where the job's own directory is.
+    sockets: prefix of the paths of folders for unix sockets; if empty, the job's own.
     env: variables for each of its processes.
     ports: for its schedulers and servers, in this order.
-    clock_ahead: seconds that its clock is ahead of ours; known at launch.
-    reachable_from: parties that dial it; None: all others.
-    runs: roles that run here; empty: by rule.
+    clock_ahead: seconds by which its clock is ahead of the control machine's; known at launch.
+    reachable_from: parties that can dial it; None for all others.
+    runs: roles that run here; if empty, geomx assigns them by rule.
     """
 
     name: Name
@@ -92,13 +93,14 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def near_address(self) -> str:
-        """Address dialled by hosts of its own party: `address`, or while that is unknown the one geomx itself dials."""
+        """The address that hosts of its own party dial: `address`. While that is unknown, the address that geomx dials.
+        """
         return self.address or self.access.address
 
     @property
     def shares_files(self) -> bool:
-        """Whether it has the files, environment and account of the machine that runs geomx. To other hosts a job's
-        files are copied, and local paths do not apply.
+        """Whether it has the files, environment and account of the machine that runs geomx. For other hosts, geomx
+        copies a job's files, and local paths do not apply.
         """
         return self.access.shares_files
 
@@ -109,12 +111,12 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def known_as(self) -> frozenset[tuple[str, str]]:
-        """Pairs (party, address) under which it is dialled. Hosts that share one cannot use the same port."""
+        """Pairs (party, address) under which it is dialled. Hosts with a common pair cannot use the same port."""
         near = {(party, self.near_address) for party in self.parties}
         return frozenset(near | {("", self.wan_address or self.near_address)})
 
     def is_reachable_from(self, other: "Host") -> bool:
-        """Whether processes on `other` can dial this host, by what the inventory says."""
+        """Whether processes on `other` can dial this host, according to the inventory."""
         parties = set(other.parties)
         return self.reachable_from is None or not parties.isdisjoint((*self.parties, *self.reachable_from))
 
@@ -142,8 +144,10 @@ class Party(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WanLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The emulated link from one party to another, in this direction. rate: bits per second, 0 for unlimited. delay:
-    seconds.
+    """The emulated link from one party to another, in this direction.
+
+    rate: bits per second, 0 for unlimited.
+    delay: seconds.
     """
 
     source: str
@@ -153,7 +157,7 @@ class WanLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def text(self) -> str:
-        """As a process's settings have it: "A>B=100000000bit,0.015s"."""
+        """The link in the form that a process's settings use: "A>B=100000000bit,0.015s"."""
         parts = [f"{self.rate:.0f}bit"] * bool(self.rate) + [f"{self.delay:.6f}s"] * bool(self.delay)
         return f"{self.source}>{self.target}={','.join(parts)}"
 
@@ -188,16 +192,18 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All parties and hosts.
 
-    parties: the participating ones, in the order of their index.
+    parties: the participating parties, in the order of their index.
     links: emulated between parties, instead of --wan.
     requests: for the hosts that get their machines at launch.
-    topology_is_automatic: geomx chooses it (plan/automatic_topology.py); until then `topology` is "central".
+    topology_is_automatic: geomx chooses the topology (plan/automatic_topology.py). Until then `topology` is "central".
     topology_reason: why geomx has chosen this topology, as a clause.
     global_servers: their total number or, with topology "spread", the number in each party.
-    central_server: a central party that trains has a local server.
-    rank_scope: "global": global rank 0 is the master worker.
-    delivery: how slices travel: workers may listen for each other; delivery_options: its own, by name.
-    reduce: "torch": one worker of a party exchanges with servers; shards: so many do, a shard each.
+    central_server: whether a central party that trains has a local server.
+    rank_scope: with "global", global rank 0 is the master worker.
+    delivery: how slices travel. With some deliveries workers listen for each other.
+    delivery_options: the delivery's own options, by name.
+    reduce: with "torch", one worker of each party exchanges with servers.
+    shards: the number of workers in each party that exchange with servers, one shard each.
     """
 
     parties: Annotated[tuple[Party, ...], Meta(min_length=1)]
@@ -285,7 +291,7 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return structs.replace(self, hosts=tuple(hosts))
 
     def options(self) -> dict[str, Value]:
-        """Return this inventory's values of cluster options; `workers` is that of the largest party."""
+        """Return this inventory's values of cluster options; `workers` is the number in the largest party."""
         return {
             "parties": len(self.parties),
             "workers": max(party.workers for party in self.parties),

@@ -167,7 +167,7 @@ def _addresses(hosts: Sequence[Table], mistakes: Mistakes) -> None:
 
 
 def _dialled(host: Table) -> Iterator[str]:
-    """Yield the keys that define addresses dialled by others."""
+    """Yield the keys that define the addresses that other hosts dial."""
     for key in ("address", "wan_address"):
         if key in host:
             yield key

@@ -72,7 +72,7 @@ def read(path: Path, check: Check) -> InventoryFile:
 
 
 def _listed(word: str) -> list[str]:
-    """Return the machines of a list as Slurm prints it, each as often as it is there."""
+    """Return the machines of a list in Slurm's form, each as often as the list names it."""
     found: list[str] = []
     if re.search(r"[][]", re.sub(r"\[[^][]*\]", "", word)):
         raise InvalidSettings(f"{word!r} has a bracket without its pair", "write n[1-3,07], or a name on each line")
@@ -87,7 +87,7 @@ def _listed(word: str) -> list[str]:
 
 
 def _spelled_out(name: str) -> Iterator[str]:
-    """Yield the names that one with numbers in brackets stands for; 07 keeps its zero."""
+    """Yield the names for which a name with numbers in brackets stands. 07 keeps its zero."""
     match = _RANGES.search(name)
     if match is None:
         yield name
@@ -115,7 +115,7 @@ def _settings(words: list[str]) -> Mapping[str, str]:
 
 
 def _machine(word: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of an inventory's host, but for its name."""
+    """Return the keys of an inventory's host, except its name."""
     match = _MACHINE.fullmatch(_bracketed(word))
     if match is None:
         raise InvalidSettings(f"{word!r} is no machine", "write its name or address, as: node1 slots=4")

@@ -22,7 +22,7 @@ __all__ = [
 # Line numbers of tables and keys in a TOML text, which tomllib does not provide.
 
 Path = tuple[str | int, ...]
-"""Keys from the top, e.g. ("host", 1, "ports"); elements of an array of tables by index."""
+"""Keys from the top, e.g. ("host", 1, "ports"). Elements of an array of tables have an index."""
 
 _KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 _KEYS = rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY})*"
@@ -72,7 +72,8 @@ class Lines:
 
 
 def _table(keys: Path, counts: dict[Path, int], *, another: bool) -> Path:
-    """Return the path of a header's table: in the last element of an array of tables, or with `another` in a new one.
+    """Return the path of a header's table. In an array of tables, this is the last element, or with `another` a new
+    one.
     """
     path: Path = ()
     for place, key in enumerate(keys):
@@ -161,7 +162,7 @@ Group = Literal["file", "client", "who", "ssh", "batch", "network", "work", "pla
 class Key:
     """One key. `parse` converts its TOML value or raises InvalidSettings (see values.py).
 
-    `example` is TOML; `default` describes the default in words. `shared`: allowed in [defaults].
+    `example` is TOML. `default` describes the default in words. `shared`: whether [defaults] may have the key.
     """
 
     name: str

@@ -28,17 +28,20 @@ from geomx_cli.plan.topology import TopologyNode, build_topology, group_links, r
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 
 SCHEMA_VERSION = 1
-"""Algorithms of --shards: their rounds follow from the number of steps alone, so they are those of all shards."""
+"""Algorithms for --shards. Their rounds follow from the number of steps alone, so all shards have the same rounds."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every process of a job, and the links between them. `spec` has every option's value.
+    """Every process of a job, and the links between them.
 
-    topology_reason: why geomx has chosen the topology; "" for one that the user chose. `job_dirs` maps each host that
-    runs processes to the job's directory there, `socket_dirs` to its folder for unix sockets. here: the hosts that are
-    this machine. sharing: those that have its files. callers: see callers.py; empty in the plan of a started job that
-    was read back from its file.
+    spec: the job, with every option's value.
+    topology_reason: why geomx has chosen the topology; "" if the user chose it.
+    job_dirs: for each host that runs processes, the job's directory on it.
+    socket_dirs: for each of these hosts, its folder for unix sockets.
+    here: the hosts that are this machine.
+    sharing: the hosts that have the files of this machine.
+    callers: see callers.py; empty in the plan of a started job that was read back from its file.
     """
 
     job: str
@@ -238,7 +241,7 @@ def _check_reduction(spec: JobSpec, topology: str) -> None:
 
 
 def _check_worker_loss(spec: JobSpec, inventory: Inventory) -> None:
-    """Reject what a job cannot do when a script's worker dies."""
+    """Reject combinations that `--on-worker-loss` does not support."""
     chosen = str(spec.options["on_worker_loss"])
     if chosen == "end":
         return

@@ -1,7 +1,7 @@
-"""Chooses the topology of a job whose user leaves that to geomx. Pure functions.
+"""Chooses the topology of a job if its user leaves the choice to geomx. Pure functions.
 
-Spread is the faster one wherever it works: each party's link carries less, and none carries the traffic of all parties.
-The inventory tells beforehand whether it works; preflight, which dials, may find later that parties do not reach each
+Spread is faster wherever it works: each party's link carries less, and no link carries the traffic of all parties. The
+inventory tells beforehand whether spread works. Preflight, which dials, may find later that parties do not reach each
 other.
 """
 
@@ -43,13 +43,16 @@ def _shape(text: str, time: str) -> str:
 
 @dataclass(frozen=True)
 class Preview:
-    """One host. `reached` is "this machine", or "ssh" with user@address:port and jump hosts.
+    """One host.
 
-    `servers` maps each scheduler and server to its port, assuming that all `candidates` (as ranges) are free, or to 0
-    if it is dialled from its own host only. `reserved` maps schedulers with 0 to the port that identifies them
-    (DMLC_PS_ROOT_PORT): they take it of the host's ports, and do not listen on it. `workers` maps each worker to its
-    device, "" for a master worker that does not train; `ranks` maps each training worker to its global rank, `groups`
-    those that lead a process group (`--reduce torch`) to their ports.
+    reached: "this machine", or "ssh" with user@address:port and jump hosts.
+    servers: the port of each scheduler and server, if all `candidates` are free. 0 if only its own host dials it.
+    candidates: the host's ports, as ranges.
+    reserved: for each scheduler with port 0, the port that identifies it (DMLC_PS_ROOT_PORT). It is one of the host's
+        ports, and the scheduler does not listen on it.
+    workers: the device of each worker; "" for a master worker that does not train.
+    ranks: the global rank of each training worker.
+    groups: the port of each worker that leads a process group (`--reduce torch`).
     """
 
     host: str
@@ -131,8 +134,8 @@ def topology_line(chosen: _Chosen) -> str:
 def with_topology(inventory: Inventory) -> Inventory:
     """Return the inventory with a topology; unchanged if its user chose one.
 
-    The choice depends on the rank scope, so it is made anew when that changes. Where neither topology can be planned it
-    is central, whose errors the caller reports.
+    The choice depends on the rank scope, so geomx chooses again when that changes. If neither topology can be planned,
+    the topology is central, and the caller reports its errors.
     """
     if not inventory.topology_is_automatic:
         return inventory

@@ -1,4 +1,4 @@
-"""The permitted callers of each listening process, with their identities, for authentication in the handshake."""
+"""The permitted callers of each listening process, with the identities that the handshake authenticates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ __all__ = ["callers"]
 
 
 def callers(links: Sequence[TopologyLink]) -> Mapping[str, Mapping[str, Identity]]:
-    """Return, for each dialled process by name, its callers by name with role and rank.
+    """Return, for each dialled process by name, its callers by name, with role and rank.
 
-    A scheduler sees each caller as "server" or "worker" with its rank in the plane: in the global plane, local
-    servers are workers, ranked party by party. A server sees workers as "worker" with their rank, and local servers
-    as "party" with the party's index.
+    A scheduler sees each caller as "server" or "worker" with its rank in the plane. In the global plane, local servers
+    are workers, ranked party by party. A server sees workers as "worker" with their rank, and local servers as "party"
+    with the party's index.
     """
     found: dict[str, dict[str, Identity]] = {}
     for link in links:

@@ -1,4 +1,4 @@
-"""Endpoints: the addresses that processes bind and those that others dial. Pure functions."""
+"""Endpoints: the addresses that processes bind, and the addresses that others dial. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +18,18 @@ _LONGEST_PATH = 99
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A listening endpoint: `bind` is the bound address, `near` the one dialled within its party, and `advertised`
-    the one dialled by other parties; they differ only if both are used and the host has a `wan_address`.
+    """A listening endpoint.
 
-    `purpose` is membership for a scheduler, slices for a server or worker, group for the worker that leads its party's
-    process group (`--reduce torch`), datagrams for a global server that receives some: they come to the port number
-    of its slices, by UDP. A global server has one endpoint for both
-    of its planes, attributed to the global one. `port` is assigned even if the process listens on a unix socket only:
-    the DMLC variables identify a scheduler by its port.
+    bind: the bound address.
+    near: the address that processes of its party dial.
+    advertised: the address that other parties dial. It differs from `near` only if both are used and the host has a
+        `wan_address`.
+    purpose: "membership" for a scheduler; "slices" for a server or worker; "group" for the worker that leads its
+        party's process group (`--reduce torch`); "datagrams" for a global server that receives some. Datagrams arrive
+        by UDP at the port number of the server's slices. A global server has one endpoint for both of its planes,
+        attributed to the global one.
+    port: assigned even if the process listens on a unix socket only, because the DMLC variables identify a scheduler by
+        its port.
     """
 
     process: str
@@ -47,8 +51,8 @@ def dialled(wires: Iterable[TopologyLink]) -> dict[str, list[TopologyLink]]:
 
 
 def takes_port(node: TopologyNode, wires: Iterable[TopologyLink]) -> bool:
-    """Whether a process with these incoming links needs a port: schedulers, those dialled from other hosts, and those
-    that lead a process group.
+    """Whether a process with these incoming links needs a port. Schedulers, processes dialled from other hosts, and
+    leaders of a process group need one.
     """
     return node.role.endswith("scheduler") or node.leads_group or any(not wire.near for wire in wires)
 
@@ -58,9 +62,9 @@ def lay_endpoints(
 ) -> Mapping[str, Sequence[Endpoint]]:
     """Return the endpoints of each listening process, by name. `socket_dirs`: each host's folder for unix sockets.
 
-    Processes dialled from their own host get a unix socket, those dialled from elsewhere TCP. Ports are taken from
-    the hosts' lists in the order of `nodes`. Raises InvalidSettings if a host has too few, if two processes of one
-    machine get the same port, or if a socket path is too long.
+    Processes dialled from their own host get a unix socket, and processes dialled from other hosts a TCP port. Ports
+    are taken from the hosts' lists in the order of `nodes`. Raises InvalidSettings if a host has too few ports, if two
+    processes of one machine get the same port, or if a socket path is too long.
     """
     ports = {node.host.name: iter(node.host.ports) for node in nodes}
     found: dict[str, Sequence[Endpoint]] = {}
@@ -95,7 +99,7 @@ def for_datagrams(ends: Iterable[Endpoint]) -> Iterator[Endpoint]:
 
 
 def _of_group(node: TopologyNode, wires: Sequence[TopologyLink], port: int) -> Endpoint:
-    """The endpoint at which a party's process group forms; not reachable from other machines if none needs it."""
+    """The endpoint at which a party's process group forms. Other machines cannot reach it if none of them needs it."""
     if all(wire.near for wire in wires):
         end = tcp("127.0.0.1", port)
         return Endpoint(node.name, "local", "group", "tcp", end, end, end, port)
@@ -120,7 +124,7 @@ def _of(node: TopologyNode, wires: Sequence[TopologyLink], port: int, socket_dir
 
 
 def _bind_address(address: str, dialled_as: set[str]) -> str:
-    """Return the address to bind: the host's own, or all addresses if it is dialled by another address or by a name."""
+    """Return the address to bind: the host's own, or all addresses if it is dialled by a name or by another address."""
     if dialled_as == {address} and (is_ip(address) or address == "localhost"):
         return address
     # "::" accepts both IP versions.

@@ -21,16 +21,20 @@ _PYTHON = re.compile(r"python[0-9.]*[a-z]?")
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to run. `options` may omit defaults; `script` is () for the bundled training.
+    """What to run.
 
-    `job_dir`, `socket_dir` and `key_dir` apply to every host, except that a host with `state_dir` keeps the job in
-    `{state_dir}/jobs/{job}` with the keys below, and one with `sockets` has its own socket folder. Each process has
-    its own key file; without `key_dir` there are no keys, and processes listen on loopback only. `python` is for
-    hosts that name none. `env`: environment of processes on this machine (PYTHONPATH, thread counts), overridden by a
-    host's `env` and by a process's own variables. `carried` maps words of the script that name files copied to other
-    machines to their paths below `files_dir`. `script_digest`: SHA-256 over the script and the files of --sync, "" for
-    none, by which reports tell runs of different versions apart. `script_warning`: why the script may not train by the
-    job's algorithm, for its records; "" if nothing is known to be wrong.
+    options: may omit defaults.
+    script: the script's command; () for the bundled training.
+    job_dir, socket_dir, key_dir: apply to every host, with two exceptions. A host with `state_dir` keeps the job in
+        `{state_dir}/jobs/{job}`, with the keys below. A host with `sockets` has its own folder for sockets. Each
+        process has its own key file. Without `key_dir` there are no keys, and processes listen on loopback only.
+    python: for hosts that name none.
+    env: environment of processes on this machine (PYTHONPATH, thread counts). A host's `env` and a process's own
+        variables override it.
+    carried: words of the script that name files copied to other machines, with the files' paths below `files_dir`.
+    script_digest: SHA-256 over the script and the files of --sync, by which reports distinguish versions; "" for none.
+    script_warning: why the script may not train by the job's algorithm, for its records; "" if nothing is known to be
+        wrong.
     """
 
     job: str = ""
@@ -88,7 +92,7 @@ def new_job_id() -> str:
 
 
 def complete(spec: JobSpec) -> JobSpec:
-    """Fill in a missing job id, and missing paths with the defaults."""
+    """Fill in a missing job id, and defaults for missing paths."""
     job = spec.job or new_job_id()
     directory = spec.job_dir or str(jobs_folder() / job)
     sockets = spec.socket_dir or str(Path(tempfile.gettempdir(), f"gx-{os.getuid()}-{secrets.token_hex(_TOKEN)}"))

@@ -15,10 +15,11 @@ _Pairs = set[tuple[int, int]]
 
 
 def link_peers(nodes: Iterable[TopologyNode], inventory: Inventory) -> tuple[TopologyNode, ...]:
-    """Return the nodes with what they dial (`dials`), as the inventory's delivery asks for and its hosts permit.
+    """Return the nodes with the peers that they dial (`dials`), as the inventory's delivery requests and its hosts
+    permit.
 
-    Where the one that should dial cannot reach the other, the other dials; where neither can, there is no link. Raises
-    InvalidSettings then if the delivery needs the link.
+    If the process that should dial cannot reach the other, the other dials. If neither can, there is no link. Then
+    InvalidSettings is raised if the delivery needs the link.
     """
     found = list(nodes)
     groups = {name: list(group) for name, group in groupby(sorted(found, key=_group), key=_group) if name}
@@ -44,7 +45,7 @@ def _group(node: TopologyNode) -> str:
 
 
 def _place(node: TopologyNode) -> int:
-    """Its number in the group."""
+    """Its index in the group."""
     if node.role == "worker":
         return node.rank
     assert node.index is not None

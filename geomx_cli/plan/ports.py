@@ -1,4 +1,4 @@
-"""Which ports a job's processes listen on: a pure function of the inventory and of what is free."""
+"""The ports on which a job's processes listen: a pure function of the inventory and of the free ports."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +19,10 @@ __all__ = ["choose", "host_errors", "ports_needed"]
 def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Inventory:
     """Return the inventory with each host's ports reduced to those its schedulers and servers need.
 
-    The first suitable candidates are used, distinct among hosts that share an address. `free` maps host names to the
-    candidates that are not in use; None assumes that all are free. Pure function. Raises InvalidSettings if a host
-    has too few.
+    The first suitable candidates are used. Hosts that share an address get different ports. Pure function. Raises
+    InvalidSettings if a host has too few.
+
+    free: for each host name, the candidates that are not in use. None assumes that all are free.
     """
     chosen = _distribute(inventory, free)
     if isinstance(chosen, HostError):
@@ -33,8 +34,8 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
 
 
 def host_errors(inventory: Inventory) -> tuple[HostError, ...]:
-    """Return why no job can be planned on the inventory: all placement errors or, if there are none, hosts that cannot
-    be dialled as they have to or, if there are none, the first host with too few ports.
+    """Return why no job can be planned on the inventory: all placement errors. If there are none, the hosts that others
+    have to dial and cannot. If there are none of these, the first host with too few ports.
     """
     if wrong := placement_errors(inventory) or tuple(reachability_errors(links(build_topology(inventory)))):
         return wrong
@@ -100,7 +101,7 @@ def _too_few(
 
 
 def ports_needed(options: Mapping[str, Value]) -> int:
-    """Return the number of ports that `this_machine` requires: equal for all hosts, and sufficient for any of them."""
+    """Return the number of ports that `this_machine` requires: equal for all hosts, and sufficient for each of them."""
     parties, workers = int(options["parties"]), int(options["workers"])
     of_plane = parties * workers if options["topology"] == "flat" else workers
     listeners = {listener for _, listener in deliveries.peers(deliveries.chosen(options), of_plane, options)}

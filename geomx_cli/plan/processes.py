@@ -17,10 +17,10 @@ from geomx_cli.plan.topology import Plane, TopologyLink, TopologyNode, links, pl
 
 __all__ = ["Layout", "PLACEHOLDERS", "Process", "RENDEZVOUS", "fill", "values_for"]
 
-# Placeholders in a script's arguments that are filled in per worker: `--shard {rank}`. Pure functions.
+# Placeholders in a script's arguments that are filled in for each worker: `--shard {rank}`. Pure functions.
 
 PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party", "local_rank")
-"""Names allowed in braces; each but local_rank, which is the variable LOCAL_RANK, is also an attribute of the store."""
+"""Names allowed in braces. Each is also an attribute of the store, except local_rank (the variable LOCAL_RANK)."""
 _PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
@@ -47,13 +47,13 @@ def fill(words: Iterable[str], values: Mapping[str, str]) -> list[str]:
 
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-"""Variables that scripts for torchrun may read; nothing listens there, as groups are made over the job's servers."""
+"""Variables that scripts for torchrun may read. Nothing listens there, because groups use the job's servers."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `rank` is among the processes of its role (see topology.TopologyNode); `env` is complete."""
+    """One process. `rank` counts the processes of its role (see topology.TopologyNode). `env` is complete."""
 
     name: str
     host: str
@@ -73,9 +73,12 @@ class Process:
 
 @dataclass(frozen=True)
 class Layout:
-    """Inputs to the settings of all processes. `socket_dirs`: each host's folder for unix sockets. `carriers`: the
-    processes of each party that share its emulated link. links: emulated between parties. on_cpus: host and global rank
-    of all workers without a GPU.
+    """Inputs to the settings of all processes.
+
+    socket_dirs: each host's folder for unix sockets.
+    carriers: the processes of each party that share its emulated link.
+    links: the emulated links between parties.
+    on_cpus: host and global rank of all workers without a GPU.
     """
 
     spec: JobSpec
@@ -125,7 +128,7 @@ class Layout:
             scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
             beside = node.group or len(self.planes[node.local].clients)
             own = values_for(node, beside, self.all_workers, scope, self._torchrun(node).get("LOCAL_RANK", "0"))
-            there = spec.command_on(node.host)  # whose paths on the host may have braces of their own
+            there = spec.command_on(node.host)  # its paths on the host may have braces of their own
             filled = zip(spec.script, fill(spec.script, own), there, strict=True)
             program, *arguments = [ours if word == given else word for given, ours, word in filled]
             argv = (python if program in ("python", "python3") else program, *arguments)
@@ -148,7 +151,7 @@ class Layout:
         )
 
     def _endpoints(self, node: TopologyNode) -> tuple[Endpoint, ...]:
-        """Those of the process, with one for datagrams at a root if the delivery sends some."""
+        """The process's endpoints, with an endpoint for datagrams at a root if the delivery sends some."""
         ends = tuple(self.endpoints.get(node.name, ()))
         parts = [plugins.find("delivery", name) for name in deliveries.chain(self.spec.options)]
         sends = [part.sends_datagrams for part in parts if hasattr(part, "sends_datagrams")]
@@ -157,7 +160,7 @@ class Layout:
         return (*ends, *for_datagrams(ends))
 
     def _torchrun(self, node: TopologyNode) -> dict[str, str]:
-        """The variables by which torchrun tells a script's worker its ranks; none for a master that does not train."""
+        """The variables by which torchrun tells a script's worker its ranks. A master that does not train has none."""
         if node.global_rank is None:
             return {}
         groups = self._local_groups()
@@ -174,8 +177,9 @@ class Layout:
         }  # fmt: skip
 
     def _local_groups(self) -> list[list[int]]:
-        """The groups, in torchrun's sense, as global ranks. The workers on the CPUs of a host are a group, within which
-        local ranks count. A worker with a GPU sees no other GPU, so its device is cuda:0, and it is a separate group.
+        """The groups, in torchrun's sense, as global ranks. The workers on the CPUs of a host form a group, in which
+        local ranks count. A worker with a GPU sees no other GPU, so its device is cuda:0, and it forms a separate
+        group.
         """
         hosts: dict[int, str] = {rank: host for host, rank in self.on_cpus}
         found: dict[str | int, list[int]] = {}
@@ -184,7 +188,7 @@ class Layout:
         return list(found.values())
 
     def _group(self, node: TopologyNode) -> dict[str, str]:
-        """The variables that say where its party's process group forms."""
+        """The variables that tell where its party's process group forms."""
         if node.group < 2:
             return {}
         address, _, port = self.group_ends[node.party].near.removeprefix("tcp://").rpartition(":")
@@ -234,7 +238,7 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
 
 
 def _rendezvous(node: TopologyNode, layout: "Layout") -> tuple[str, ...]:
-    """Where its party's process group forms: what to dial and, for the worker that leads it, what to bind."""
+    """Where its party's process group forms: the address to dial and, for the group's leader, the address to bind."""
     if node.group < 2:
         return ()
     end = layout.group_ends[node.party]

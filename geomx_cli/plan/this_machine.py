@@ -12,7 +12,7 @@ __all__ = ["party_name", "this_machine"]
 
 
 def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host: bool = False) -> Inventory:
-    """Build an inventory with one planned host per party on 127.0.0.1, or with `one_host` a single one.
+    """Build an inventory with one planned host for each party on 127.0.0.1, or with `one_host` a single host.
 
     `options` has the cluster options (parties, workers, ...). An automatic topology is left to with_topology. `ports`
     must have at least `ports_needed` free ports. Raises InvalidSettings if there are too few, or for an invalid number.

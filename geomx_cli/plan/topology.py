@@ -23,7 +23,7 @@ __all__ = [
 
 
 def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
-    """Return the roles of a party, besides workers."""
+    """Return the roles of a party, except workers."""
     central = inventory.central
     if inventory.topology == "flat":
         return ("scheduler", "server") if party == central.name else ()
@@ -131,8 +131,8 @@ def build_topology(inventory: Inventory) -> tuple[TopologyNode, ...]:
 
 
 def _grouped(nodes: Sequence[TopologyNode], shards: int) -> Iterator[TopologyNode]:
-    """Take all training workers but the first `shards` of each party out of their planes. Raises InvalidSettings for a
-    party whose workers are no multiple of the shards.
+    """Take all training workers except the first `shards` of each party out of their planes. Raises InvalidSettings for
+    a party whose number of workers is no multiple of the shards.
     """
     sizes = Counter(node.party for node in nodes if node.global_rank is not None)
     for party, size in sizes.items():
@@ -162,8 +162,8 @@ def planes(nodes: Sequence[TopologyNode]) -> dict[str, Plane]:
 
 
 def links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
-    """Return all links: members of a plane dial its scheduler, clients its servers, and workers or local servers each
-    other if the delivery links them.
+    """Return all links. Members of a plane dial its scheduler, and clients dial its servers. Workers or local servers
+    dial each other if the delivery links them.
     """
     found: list[TopologyLink] = []
     for name, plane in planes(nodes).items():
@@ -175,7 +175,7 @@ def links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
 
 
 def reachability_errors(wires: Iterable[TopologyLink]) -> Iterator[HostError]:
-    """Yield an error for each host with a process that others have to dial and, says the inventory, cannot."""
+    """Yield an error for each host with a process that others have to dial and, by the inventory, cannot."""
     named: set[str] = set()
     for wire in wires:
         dialler, listener = wire.dialler, wire.listener
@@ -273,8 +273,8 @@ def _central_party(inventory: Inventory) -> Iterator[TopologyNode]:
 
 
 def _roots(inventory: Inventory, party: str, first: int = 0, *, alone: bool = False) -> Iterator[TopologyNode]:
-    """Yield the root servers of one party, ranked from `first`; `alone`: the central party's plane has no members
-    below them.
+    """Yield the root servers of one party, ranked from `first`. `alone`: whether the central party's plane has no
+    members below them.
     """
     below = "" if alone else inventory.central.name
     hosts = hosts_for(inventory, party, "global_server", inventory.global_servers)

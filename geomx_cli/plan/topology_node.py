@@ -10,15 +10,18 @@ __all__ = ["TopologyNode"]
 
 @dataclass(frozen=True)
 class TopologyNode:
-    """One process. `local` and `upper` are its planes, "" for none. `index` is the index of its party.
+    """One process.
 
-    `rank` counts the processes of its role in its party. For global servers and workers of a flat cluster it counts
-    them in all parties. `device` is the training device of a worker, else "". `dials`, if the delivery links peers: for
-    a worker, the ranks of the workers of its plane that it dials; for a local server, the indices of the parties whose
-    local servers of its rank it dials. `peers`: whom it dials and who dials it, if the inventory changes `dials`
-    (NodeSettings). `group`: the number of workers of its party, if these add their gradients themselves (`--reduce
-    torch`); 0 if servers add them. Only the first worker of a group has a plane, or the first workers, one for each
-    shard.
+    local, upper: its planes; "" for none.
+    index: the index of its party.
+    rank: counts the processes of its role in its party. For global servers and for workers of a flat cluster it counts
+        them in all parties.
+    device: the training device of a worker, otherwise "".
+    dials: if the delivery links peers. For a worker, the ranks of the workers of its plane that it dials. For a local
+        server, the indices of the parties whose local servers of its rank it dials.
+    peers: the processes that it dials and that dial it, if the inventory changes `dials` (NodeSettings).
+    group: the number of workers of its party, if these add their gradients themselves (`--reduce torch`); 0 if servers
+        add them. Only the first worker of a group has a plane. With shards, one worker for each shard has one.
     """
 
     role: Role

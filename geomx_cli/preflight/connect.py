@@ -76,7 +76,7 @@ def _completed(host: Host, facts: Facts) -> Host:
 
 
 def _address(host: Host, facts: Facts, interface: str) -> str:
-    """Return the first IPv4 address of an interface, or else the first IPv6 one."""
+    """Return the first IPv4 address of an interface. If it has none, the first IPv6 address."""
     if interface not in facts.addresses:
         there = ", ".join(f"{name} ({', '.join(own)})" for name, own in facts.addresses.items() if own)
         raise InvalidSettings(
@@ -106,9 +106,13 @@ def _holders(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
 
 @dataclass(frozen=True)
 class Dial:
-    """A dial from one host to a port of another. `dialler` and `listener` are hosts, `processes` is one link of the
-    plan that uses it (of possibly many), `wide_area` is whether any such link connects two parties. `bound` is the
-    listening address. `protocol` is udp where datagrams are sent.
+    """A dial from one host to a port of another.
+
+    dialler, listener: the hosts.
+    processes: one link of the plan, of possibly many, that uses the dial.
+    wide_area: whether any such link connects two parties.
+    bound: the listening address.
+    protocol: "udp" if datagrams are sent.
     """
 
     dialler: str
@@ -157,8 +161,8 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
 
 
 def unreached_servers(results: Iterable[Dialled], planned: Plan) -> str:
-    """Return a clause that names hosts which cannot reach a global server outside the central party, where only
-    topology spread has one; "" if all hosts reach these servers.
+    """Return a clause that names hosts which cannot reach a global server outside the central party. Only topology
+    spread has such servers. "" if all hosts reach them.
     """
     central = {process.party for process in planned.processes if process.role == "global_scheduler"}
     spread = {process.name: process for process in planned.processes if process.role == "global_server"}
@@ -173,7 +177,7 @@ def unreached_servers(results: Iterable[Dialled], planned: Plan) -> str:
 
 
 def _dialled(dialler: Process, listener: Process) -> Iterator[Endpoint]:
-    """Yield the endpoints that it dials; only local servers send datagrams."""
+    """Yield the endpoints that the process dials. Only local servers send datagrams."""
     yield from [end for end in listener.endpoints if end.protocol == "tcp"][:1]
     if dialler.role == "server":
         yield from (end for end in listener.endpoints if end.protocol == "udp")

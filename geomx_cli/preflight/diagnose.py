@@ -20,9 +20,12 @@ REACHABLE = "reachable"
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `subject` is a host or several ("alpha", "alpha, beta"), a link in the direction of dialling
-    ("alpha -> hub"), or the inventory. `what` states the problem and `fix` the remedy, without full stops; both are
-    "" at level "ok".
+    """One finding.
+
+    subject: a host or several ("alpha", "alpha, beta"), a link in the direction of dialling ("alpha -> hub"), or the
+        inventory.
+    what: the problem, without a full stop; "" at level "ok".
+    fix: the remedy, without a full stop; "" at level "ok".
     """
 
     subject: str
@@ -38,8 +41,7 @@ class Check:
 
 
 def together(checks: Sequence[Check]) -> list[Check]:
-    """Return the checks, those that are not ok first; identical findings for several hosts, e.g. on one machine, are
-    merged.
+    """Return the checks, problems first. Identical findings for several hosts, e.g. on one machine, are merged.
     """
     fine = [check for check in checks if check.level == "ok"]
     found: dict[Check, list[str]] = {}
@@ -50,7 +52,7 @@ def together(checks: Sequence[Check]) -> list[Check]:
 
 
 def exit_code(checks: Iterable[Check]) -> int:
-    """Return 4 if a host is unreachable, 5 for any other problem, else 0."""
+    """Return 4 if a host is unreachable, 5 for any other problem, otherwise 0."""
     problems = [check for check in checks if check.level == "problem"]
     if any(check.name == REACHABLE for check in problems):
         return HostUnreachable.exit_code
@@ -131,7 +133,7 @@ def _troubles(results: Sequence[Dialled]) -> list[_Trouble]:
 
 
 def _lost_datagrams(trouble: _Trouble) -> Check:
-    """Return a warning: without datagrams a job sends everything by TCP."""
+    """Return a warning that a job without datagrams sends everything by TCP."""
     dial, diallers = trouble.first.dial, _listed(trouble.diallers)
     sender, receiver = dial.processes
     port = f"UDP port{'s' * (len(trouble.ports) > 1)} {_listed(str(port) for port in trouble.ports)}"

@@ -27,7 +27,7 @@ __all__ = [
 # A job's requirements for each host. Pure functions, except that the script is read.
 
 SHARED_MEMORY = 64 * 2**20
-"""Free bytes of /dev/shm from which on agents keep the state of processes there (agent/state_folder.py)."""
+"""Agents keep the state of processes in /dev/shm if it has at least this many free bytes (agent/state_folder.py)."""
 DISTRIBUTIONS = ("numpy", "mxnet", "torch")
 """Distributions whose versions are checked."""
 # Minimum memory of a process, in bytes.
@@ -38,8 +38,13 @@ _IMPORT = r"^\s*(?:(?:import|from)\s+(?:geomx_cli\.)?{name}\b|from\s+geomx_cli\s
 
 @dataclass(frozen=True)
 class Requirements:
-    """Number of `processes` and of training workers (`training`), `memory` in bytes, and required `modules`. instead:
-    another framework that has the job's bundled network, "" for none.
+    """A job's requirements for one host.
+
+    processes: number of processes.
+    training: number of training workers.
+    memory: in bytes.
+    modules: required modules.
+    instead: another framework that has the job's bundled network; "" for none.
     """
 
     processes: int
@@ -95,7 +100,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
-        return ""  # it exists on the hosts only
+        return ""  # it exists only on the hosts
 
 
 _SKEW = 2.0
@@ -118,8 +123,8 @@ def check_host(host: Host, facts: Facts, skew: Skew, required: Requirements) -> 
 
 
 def check_clock(host: str, skew: Skew) -> Check:
-    """Warn if a host's clock is off by more than two seconds with certainty. Times of events are corrected by that, but
-    not what a script prints, times of files, or what other programs check, such as certificates.
+    """Warn if a host's clock is certainly off by more than two seconds. geomx corrects the times of events. It cannot
+    correct times that a script prints, times of files, or checks of other programs, e.g. of certificates.
     """
     if abs(skew.ahead) - skew.uncertainty <= _SKEW:
         return Check(host, "clock")
@@ -146,7 +151,7 @@ def names_gpus(host: Host) -> bool:
 
 
 def warn_of_gpus(hosts: Iterable[Host], facts: Mapping[str, Facts]) -> Iterator[Check]:
-    """Check the GPUs named in the inventory before a launch: only warn, as others than NVIDIA's are not seen."""
+    """Check the GPUs named in the inventory before a launch. Only warn, because geomx sees only NVIDIA's GPUs."""
     for host in hosts:
         if host.name in facts and names_gpus(host):
             found = _gpus(host, facts[host.name])
@@ -172,8 +177,8 @@ def check_hardware(
 
 
 def check_slow_start(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Check]:
-    """Warn if TCP forgets between two rounds how much the links between parties take: then each exchange begins with
-    some 15 kB, and takes a round trip more each time that is doubled. For algorithms with pauses between rounds.
+    """Warn if TCP forgets between two rounds how much the links between parties can carry. Then each exchange begins
+    with about 15 kB, and each doubling of that takes one more round trip. For algorithms with pauses between rounds.
     """
     if plugins.algorithms()[str(plan.spec.options["algo"])].exchanges == "gradients":
         return
@@ -191,7 +196,7 @@ def check_slow_start(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Check]:
 
 
 def check_restarts(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Check]:
-    """Warn if killed processes have to keep their state on a disk: their commits are part of each round."""
+    """Warn if killed processes keep their state on a disk, because each round waits for their commits."""
     if not int(plan.spec.options["restarts"]):
         return
     for host in plan.hosts:
@@ -272,7 +277,8 @@ def _torch(host: Host, facts: Facts) -> tuple[str, str] | None:
 
 
 def check_torch(facts: Mapping[str, Facts], required: Mapping[str, Requirements]) -> Iterator[Check]:
-    """Warn if hosts have different versions of PyTorch, which may draw other numbers from one seed, or of NCCL."""
+    """Warn if hosts have different versions of PyTorch or NCCL. PyTorch may then draw other numbers from the same seed.
+    """
     known = {name: found.versions for name, found in facts.items() if "torch" in required[name].modules}
     torch = _by_version({name: versions.get("torch", "").partition("+")[0] for name, versions in known.items()})
     if len(torch) > 1:

@@ -20,8 +20,12 @@ _WAN_SLACK = 4.0
 
 @dataclass(frozen=True)
 class Measured:
-    """A link between hosts of different parties: round trip in seconds; bits per second from `dialler` to `listener`
-    (`there`) and back (`back`). `error`: why the measurement failed, or "".
+    """A link between hosts of different parties.
+
+    round_trip: in seconds.
+    there: bits per second from `dialler` to `listener`.
+    back: bits per second from `listener` to `dialler`.
+    error: why the measurement failed, or "".
     """
 
     dialler: str
@@ -157,7 +161,7 @@ def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tupl
 
 
 def dial_all(probes: ProbePool, wanted: Sequence[Dial]) -> list[Dialled]:
-    """Dial all concurrently, at most 1000 per dialling host; results of hosts that fail meanwhile are omitted."""
+    """Dial all concurrently, at most 1000 for each dialling host. Results of hosts that fail meanwhile are omitted."""
     by_host: dict[str, list[Dial]] = {}
     for each in wanted:
         own = by_host.setdefault(each.dialler, [])
@@ -183,7 +187,7 @@ def _target(dial: Dial, token: str) -> dict[str, Any]:
 
 
 def _ports(host: str, bound: Iterable[tuple[_Bind, Mapping[str, Any]]], facts: Mapping[str, Facts]) -> Iterator[Check]:
-    """Yield one check per port, but only one for all ports at an address that the host does not have."""
+    """Yield one check for each port. If the host lacks an address, yield one check for all ports at the address."""
     nowhere: set[str] = set()
     for bind, result in bound:
         if not result["error"]:

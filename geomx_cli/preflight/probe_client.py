@@ -96,7 +96,7 @@ class ProbeClient:
             return b""
 
     def _deliver(self, line: bytes) -> None:
-        """Deliver a response to its requester. Anything else is ignored."""
+        """Deliver a response to its requester. All other messages are ignored."""
         try:
             answer = plain_all(decode(line))
             number = int(answer["id"])

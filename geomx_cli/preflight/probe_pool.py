@@ -21,7 +21,7 @@ OLDEST_PYTHON = (3, 11)
 
 _START_LIMIT = 10.0
 _FACTS_LIMIT = 8.0
-_HOLD = 900.0  # seconds for which ports stay reserved at most: the files and the data set of a job may take long
+_HOLD = 900.0  # the longest time that ports stay reserved: the files and data set of a job may take long
 # Runs in any Python, including 2: prints its version and whether geomx is installed.
 _PYTHON = """
 import sys
@@ -36,7 +36,7 @@ _Result = TypeVar("_Result")
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder on a host: absolute path; `error`: why it cannot be written to or created; `free`: bytes."""
+    """A folder on a host: absolute path. `error`: why it cannot be written to or created. `free`: bytes."""
 
     path: str
     exists: bool
@@ -47,15 +47,24 @@ class Folder(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """Facts that a host reports about itself.
 
-    `version` and `code` are geomx's version and source digest, `python` Python's version and `executable` its path;
-    `boot` is equal for hosts on one machine; `clock` is Unix time in seconds. `state` is the directory of jobs,
-    `work` the working directory of processes; `temp` is the folder for unix sockets, `sockets` why none can be
-    created there, or "", and `uid` the account's number. `addresses` are by interface; `free` has the bindable
-    candidate ports by address, `taken` the holders of the others, and `unusable` the reason for addresses that cannot
-    be bound. `memory` is in bytes, 0 if unknown. `slow_start` and
-    `shared_memory`: see machine.py. `missing` are modules that
-    cannot be imported, `versions` those of distributions, as "torch.cuda" that of the CUDA for which PyTorch is built,
-    "" for none, and as "torch.nccl" that of the NCCL that was installed with it.
+    version, code: geomx's version and source digest.
+    python, executable: Python's version, and its path.
+    boot: equal for hosts on one machine.
+    clock: Unix time in seconds.
+    state: the directory of jobs.
+    work: the working directory of processes.
+    temp: the folder for unix sockets.
+    sockets: why no sockets can be created in `temp`, or "".
+    uid: the account's number.
+    addresses: by interface.
+    free: the candidate ports that can be bound, by address.
+    taken: the holders of the other candidate ports.
+    unusable: for addresses that cannot be bound, the reason.
+    memory: in bytes, 0 if unknown.
+    slow_start, shared_memory: see machine.py.
+    missing: modules that cannot be imported.
+    versions: versions of distributions. "torch.cuda" is the version of CUDA for which PyTorch is built, "" for none.
+        "torch.nccl" is the version of NCCL that was installed with PyTorch.
     """
 
     version: str
@@ -87,14 +96,14 @@ class Facts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Skew:
-    """Offset of a host's clock from ours, in seconds, with its `uncertainty`."""
+    """Offset of a host's clock from the control machine's, in seconds, with its `uncertainty`."""
 
     ahead: float
     uncertainty: float
 
     @classmethod
     def of(cls, sent: float, clock: float, received: float) -> "Skew":
-        """Compute it from our Unix times of request and response and the host's `clock` in between."""
+        """Compute it from our Unix times of request and response, and the host's `clock` between them."""
         return cls(clock - (sent + received) / 2, (received - sent) / 2)
 
     @property
@@ -106,9 +115,11 @@ class Skew:
 class ProbePool:
     """A probe on each of `hosts`, running until `close`; also a context manager.
 
-    The error of a failed host is stored in `failures`, and the host receives no further requests; the others are not
-    affected. `token(host)` authenticates diallers to the listeners of that host; `owner` tells our ports from those of
-    other launches. Not thread-safe.
+    If a host fails, its error is stored in `failures`, and it receives no further requests. The other hosts are not
+    affected. Not thread-safe.
+
+    token: returns, for a host, the token that authenticates diallers to the host's listeners.
+    owner: distinguishes our ports from other launches' ports.
     """
 
     def __init__(self, hosts: Mapping[str, Connector]) -> None:
@@ -133,11 +144,11 @@ class ProbePool:
         self._open.clear()
 
     def hold_ports(self) -> None:
-        """Stop listening; the ports stay reserved until `close`, or for a quarter of an hour."""
+        """Stop listening. The ports stay reserved until `close`, but at most a quarter of an hour."""
         self.ask("release", {name: {"hold": True, "silence": _HOLD} for name in self.hosts}, _START_LIMIT)
 
     def release_ports(self) -> None:
-        """Stop listening, and reserve the ports no longer."""
+        """Stop listening, and release the reserved ports."""
         self.ask("release", {name: {} for name in self.hosts}, _START_LIMIT)
 
     @property
@@ -182,8 +193,8 @@ class ProbePool:
 
 
 def _start(host: Connector) -> tuple[ProbeClient, Skew]:
-    """Start a probe. Raises HostUnreachable, also for a host that takes no files, or CheckFailed if it has no working
-    Python or geomx.
+    """Start a probe. Raises HostUnreachable, also if the host accepts no files. Raises CheckFailed if the host has no
+    working Python or geomx.
     """
     host.check_files()
     try:

@@ -40,7 +40,7 @@ from geomx_cli.probe.ports import ANOTHER
 __all__ = ["Report", "examine", "examine_inventory", "failure_check"]
 
 SCHEMA_VERSION = 1
-_OTHERS = 30.0  # seconds to wait for others' ports
+_OTHERS = 30.0  # seconds to wait for the ports of other launches
 
 Say = Callable[[str], None]
 
@@ -80,15 +80,18 @@ def examine(
     hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None,
     holding: ExitStack | None = None,
 ) -> Report:  # fmt: skip
-    """Run the checks of hosts, ports and links that precede a launch. With `full`, also check GPUs and cores, and
-    measure the bandwidth of each link between parties. This takes 4 s for each link of a machine. `say` receives
-    progress messages.
+    """Run the checks of hosts, ports and links that precede a launch.
 
-    `hosts` are the inventory's. Everything started on them has ended on return, so the ports are free; with `holding`,
-    they stay reserved against other launches and doctors until that is closed. A host
-    that is unreachable or fails is reported as a problem, and the others are still checked; with invalid ports or
-    interfaces no plan is possible and no link is dialled. Without `full` takes at most about 10 s in addition to
-    connecting, even if no host responds. Raises InvalidSettings for a job that cannot be planned.
+    hosts: the inventory's hosts.
+    full: also check GPUs and cores, and measure the bandwidth of each link between parties. This takes 4 s for each
+        link of a machine.
+    say: receives progress messages.
+    holding: keeps the ports reserved against other launches and doctors until it is closed.
+
+    Everything started on the hosts has ended on return, so the ports are free, except with `holding`. An unreachable or
+    failing host is reported as a problem, and the others are still checked. If ports or interfaces are invalid, no plan
+    is possible and no link is dialled. Without `full`, the checks take at most about 10 s in addition to connecting,
+    even if no host responds. Raises InvalidSettings for a job that cannot be planned.
     """
     say(f"asking {counted(len(hosts), 'host')}")
     with ExitStack() as stack:
@@ -192,8 +195,8 @@ class _Examination:
             self._checks += checks_of_hosts.warn_of_gpus(self._inventory.hosts, facts)
 
     def _listen(self, facts: dict[str, Facts]) -> tuple[dict[str, Facts], Plan, list[Check], set[links.Listening]]:
-        """Choose ports and bind them; again, with new facts, if another launch or doctor has just taken some, or has
-        all and may be done soon. Returns the last facts, the plan and what `links.listen` returns. Raises
+        """Choose ports and bind them. If another launch or doctor has just taken some, or has all and may be done soon,
+        try again with new facts. Returns the last facts, the plan, and the result of `links.listen`. Raises
         InvalidSettings.
         """
         given, end = self._inventory, time.monotonic() + _OTHERS
@@ -212,7 +215,7 @@ class _Examination:
             self._say(f"waiting for {ANOTHER} that has the ports")
             self._probes.release_ports()
             self._inventory = given  # all its ports are candidates again
-            time.sleep(random.uniform(0.1, 1.0))  # two that wait for each other do not meet again
+            time.sleep(random.uniform(0.1, 1.0))  # two launches that wait for each other do not meet again
             facts = self._facts()
 
     def _dial(self, planned: Plan, listened: set[links.Listening]) -> list[Dialled]:

@@ -16,9 +16,9 @@ Arrays = dict[str, Array]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SliceArrays:
-    """Everything that one process keeps for one slice from round to round, as named arrays. It is the only owner.
+    """All arrays that one process keeps for one slice from round to round, by name. It is their only owner.
 
-    parts: the arrays by who uses them: "optimizer", "algorithm", "codec-wan", "codec-lan", "delivery".
+    parts: the arrays by their user: "optimizer", "algorithm", "codec-wan", "codec-lan" or "delivery".
     """
 
     parts: dict[str, Arrays] = field(default_factory=dict)

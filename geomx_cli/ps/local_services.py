@@ -21,8 +21,7 @@ __all__ = ["LocalServices"]
 
 
 class LocalServices(Services):
-    """It asks the rank-0 root about what concerns the whole job, and relays unknown topics, which any member may ask
-    about.
+    """Asks the rank-0 root about what concerns the whole job. Relays unknown topics, which any member may use.
 
     own_party: the index of this server's party.
     """
@@ -36,7 +35,7 @@ class LocalServices(Services):
         self._placements = placements
         self._own_party = own_party
         self._declaring: dict[Member, deque[Callable[[], None]]] = {}
-        self._asked, self._passed = 0, 0  # barriers of all parties that this one has reached, and that all have
+        self._asked, self._passed = 0, 0  # barriers of the parties: reached by this party; passed by all
         self._commands |= {"placed": placements.assign}
         self._topics |= {
             "cluster": (self._on_cluster, any_member), "declare": (self._on_declare, self._check_name),
@@ -47,7 +46,7 @@ class LocalServices(Services):
         }  # fmt: skip
 
     def use_codec(self, request: Request) -> None:
-        """Use the codec that a root has set; refuses an unknown one, and another one than is in use."""
+        """Use the codec that a root has set. Refuses an unknown codec, and a codec that differs from the one in use."""
         try:
             request.answer(self.apply("compression", request.body, Member(request.link.name, role="server")))
         except InvalidSettings as error:
@@ -73,7 +72,7 @@ class LocalServices(Services):
         request.answer(answer)
 
     def _on_cluster(self, request: Request, sender: Member) -> None:
-        """Complete what the root says of the job's members."""
+        """Complete the root's description of the job's members."""
         self.apply("cluster", request.body, sender)
 
         def complete(body: Body) -> None:
@@ -83,8 +82,8 @@ class LocalServices(Services):
         self._node.rpc.ask(root, "cluster", request.body, complete, request.refuse, limit)
 
     def _on_declare(self, request: Request, sender: Member) -> None:
-        """One declaration at a time is asked for each member: the root's answer has all slices, and a member may
-        declare a tensor many times.
+        """For each member, ask the root about one declaration at a time. A member may declare a tensor many times, and
+        each answer of the root has all slices.
         """
         self._placements.tensors_of(request.body, sender)
         waiting = self._declaring.setdefault(sender, deque())
@@ -93,7 +92,7 @@ class LocalServices(Services):
             waiting[0]()
 
     def _declare(self, request: Request, sender: Member) -> None:
-        """Answer a member's declaration, if need be after the root, and then go on with its next one."""
+        """Answer a member's declaration, if necessary after the root, and then continue with the member's next one."""
 
         def placed(body: Body) -> None:
             answer(self.apply("placed", {**request.body, "placements": body["placements"]}, sender))
@@ -119,7 +118,7 @@ class LocalServices(Services):
             self._node.rpc.ask(self._upstream.links[0], "declare", request.body, placed, refuse)
 
     def _on_patience(self, request: Request, sender: Member) -> None:
-        """When the request is answered, all roots know the new patience."""
+        """By the time the request is answered, all roots know the new patience."""
         self.apply("patience", request.body, sender)
         self._to_roots(request, sender)
 
@@ -145,8 +144,8 @@ class LocalServices(Services):
         self._node.rpc.ask(links[root], request.topic, request.body, answer, request.refuse)
 
     def _on_met(self, scope: Scope, number: int) -> None:
-        """All members of the party have reached the barrier. For a barrier over the job, a barrier of the parties with
-        the same number follows.
+        """All members of the party have reached the barrier. If it is a barrier of all workers of the job, a barrier of
+        the parties with the same number follows.
         """
         if scope == "party":
             super()._on_met(scope, number)

@@ -1,4 +1,4 @@
-"""Compares the models that workers train, in steps after which these should be equal."""
+"""Compares the models that workers train, after those steps at which the models should be equal."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,29 +13,30 @@ from geomx_cli.ps.cluster.bodies import Body
 __all__ = ["EPOCH", "HALF", "LARGEST", "LATE", "SUMS", "TRAINED", "ModelComparison"]
 
 SUMS = 4
-"""Sums in the sketch of a tensor, each over a part of its elements; the Euclidean norm of all follows them."""
+"""Number of sums in the sketch of a tensor, each over a part of its elements. The tensor's Euclidean norm follows them.
+"""
 TRAINED, LATE, HALF = 1, 2, 4
-"""Marks of a tensor: it is trained, only since a later step than the first, and has elements of 16 bits."""
+"""Marks of a tensor: it is trained; it has been trained only since a later step; its elements have 16 bits."""
 _ALIKE, _UNLIKE, _UNLIKE_HALF = 1e-3, 1e-2, 5e-2
-"""Differences, relative to a tensor's norm, that rounding explains: on equal platforms, else, and there of 16 bits."""
+"""Differences, relative to a tensor's norm, that rounding explains: on equal platforms, on others, there in 16 bits."""
 _TINY = 1e-6
 _EQUAL, _SCHEDULED, _SMALL = 1e-3, 0.3, 0.05
-"""Relative differences of hyper-parameters that mean nothing; of one that a schedule changes; and of that one to its
-largest value, as at the end of a schedule.
+"""Relative differences that mean nothing: of constant hyper-parameters; of a hyper-parameter that a schedule changes;
+and of that one relative to its largest value, as at the end of a schedule.
 """
 _BEGIN = 3
-"""Steps in which no schedule of a worker is later than another's."""
+"""The number of steps by which one worker's schedule may be later than another worker's."""
 LARGEST = "largest "
-"""Begins the name of the largest value so far of a hyper-parameter that changes during training."""
+"""Prefix of the name under which the largest value so far of a changing hyper-parameter is sent."""
 EPOCH = "batches of an epoch"
-"""The name of how many a worker has; 0 if unknown."""
+"""The name under which a worker sends the number of its batches in an epoch; 0 if unknown."""
 _OPEN = 64
-"""Steps of a scope that wait for rows, which parties send some seconds late with `--reduce torch`."""
+"""Limit on the steps of a scope that wait for rows. With `--reduce torch`, parties send rows some seconds late."""
 _SCOPES = 128
 _HELD = 64 * 2**20
-"""Bytes of all rows; and of all names."""
+"""Limit on the bytes of all rows, and also on the bytes of all names."""
 _OWN_NAMES = 2**20
-"""Bytes of names that each worker may have, where its share of all is smaller."""
+"""Bytes of names that each worker may have, even if an equal share of the limit is smaller."""
 _NAMED = 3
 _ALONE = (
     "all workers take optimizer steps, and nothing was exchanged: each worker trains a model of its own",
@@ -45,8 +46,9 @@ _ALONE = (
 
 @dataclass(frozen=True)
 class _Row:
-    """A worker's row: the sketch of its model, and its hyper-parameters; see bodies._Compare. sketch: of shape
-    (tensors, SUMS + 1).
+    """A worker's row: the sketch of its model, and its hyper-parameters. See bodies._Compare.
+
+    sketch: array of shape (tensors, SUMS + 1).
     """
 
     layout: int
@@ -64,13 +66,13 @@ class _Row:
 
 
 class ModelComparison:
-    """Compares sketches of workers' models, at the first root. Says the first difference, once.
+    """Compares sketches of workers' models, at the first root. Reports the first difference, once.
 
-    A scope is an optimizer's tensors; rows of a scope and step are compared once all of its workers have sent theirs,
-    or once later steps have begun, as workers may choose other steps. Rows with other names of tensors are not
-    compared with each other. Memory is bounded whatever members send. For the loop's thread only.
+    A scope is the set of an optimizer's tensors. Rows of a scope and step are compared once all workers of the scope
+    have sent theirs, or once later steps have begun, because workers may choose other steps. Rows with different names
+    of tensors are not compared with each other. Memory is bounded whatever members send. For the loop's thread only.
 
-    say: gets a message and a hint.
+    say: receives a message and a hint.
     """
 
     def __init__(self, say: Callable[[str, str], None], workers: Callable[[], int]) -> None:
@@ -79,12 +81,12 @@ class ModelComparison:
         self._scopes: dict[str, dict[int, dict[str, _Row]]] = {}
         self._names: dict[tuple[str, str], tuple[int, Sequence[str]]] = {}  # by scope and worker, with their layout
         self._named: Counter[str] = Counter()  # bytes of them, by worker
-        self._late: dict[str, Mapping[str, _Differing]] = {}  # by scope, those when last compared, by name
+        self._late: dict[str, Mapping[str, _Differing]] = {}  # by scope and name, of the last comparison
         self._held = 0
         self._ended = False
 
     def add(self, body: Body) -> None:
-        """Add a worker's row; see ControlClient.compare. Raises InvalidSettings for one whose parts do not fit."""
+        """Add a worker's row, see ControlClient.compare. Raises InvalidSettings for a row whose parts do not fit."""
         if self._ended:
             return
         scope, step, by = body["scope"], body["step"], body["by"]
@@ -116,7 +118,7 @@ class ModelComparison:
             self._named.clear()
 
     def close(self) -> None:
-        """No row follows: compare those that are left."""
+        """No row follows: compare the rows that are left."""
         for scope, steps in self._scopes.items():
             for step in sorted(steps):
                 self._close(scope, step)
@@ -132,7 +134,7 @@ class ModelComparison:
         return None
 
     def _keep_names(self, scope: str, by: str, layout: int, names: Sequence[str]) -> None:
-        """Keep the names of a worker's tensors, if there is room: without them tensors are told by number."""
+        """Keep the names of a worker's tensors, if there is room. Without names, messages give the tensors' numbers."""
         _, former = self._names.pop((scope, by), (0, ()))
         self._named[by] -= _size_of(former)
         room = max(_HELD, _OWN_NAMES * self._workers())
@@ -168,8 +170,10 @@ class ModelComparison:
 
 @dataclass(frozen=True)
 class _Difference:
-    """tensors: numbers of those that are not the same in all workers. workers: those to which they belong, which in a
-    pair are both.
+    """Tensors that differ between workers.
+
+    tensors: numbers of the tensors that are not the same in all workers.
+    workers: the workers to which these tensors belong. In a pair, both.
     """
 
     tensors: Sequence[int]
@@ -234,7 +238,7 @@ def _size_of(names: Sequence[str]) -> int:
 
 
 def _usual(table: Array) -> Array:
-    """The median over the workers (axis 0) of those whose elements of a tensor are finite; 0 where none's are."""
+    """The median over the workers (axis 0) whose elements of a tensor are finite; 0 if no worker's are finite."""
     sound = np.isfinite(table).all(axis=2, keepdims=True)
     given = np.where(sound, table, np.where(sound.any(axis=0), np.nan, 0.0))
     usual: Array = np.nanmedian(given, axis=0)
@@ -244,7 +248,7 @@ def _usual(table: Array) -> Array:
 def _apart(table: Array, reference: Array, bound: Array) -> Array:
     """Which tensors (axis 1) of which workers (axis 0) are apart from the reference.
 
-    They differ by more than rounding explains, or have elements that are not finite where another worker has none.
+    They differ by more than rounding explains, or have elements that are not finite where another worker's are finite.
     """
     sound = np.isfinite(table).all(axis=2)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -256,8 +260,12 @@ def _apart(table: Array, reference: Array, bound: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Differing:
-    """A hyper-parameter that is not alike in all workers. values: by worker. where: which workers have which value.
-    scheduled: whether it has changed in any. epochs: the lengths of their epochs.
+    """A hyper-parameter that is not alike in all workers.
+
+    values: its value, by worker.
+    where: which workers have which value.
+    scheduled: whether it has changed in any worker.
+    epochs: the lengths of the workers' epochs.
     """
 
     values: Mapping[str, float]
@@ -266,13 +274,15 @@ class _Differing:
     epochs: Collection[float]
 
     def counts(self, step: int, before: "_Differing | None") -> bool:
-        """Whether it is a mistake. before: how it differed when last compared.
+        """Whether it is a mistake.
 
-        Schedules depend on how many batches an epoch has. With as many in all workers one that a schedule changes
-        counts at the beginning, and later in the second comparison in a row. A worker that is a little late with a step
-        of its schedule has taken that one by then, as the pauses grow. Where lengths are unknown a difference counts
-        once it stays as it is, as of two constants. A warm-up of another length changes it from step to step. With
-        other lengths the second comparison shows whether it is a constant.
+        before: how it differed when last compared.
+
+        Schedules depend on how many batches an epoch has. If all workers have equally many, a difference in a
+        scheduled hyper-parameter counts in the first comparison, and later in the second comparison in a row. A worker
+        that is a little late with a step of its schedule has taken the step by then, because the pauses grow. If
+        lengths are unknown, a difference counts once it stays constant, as between two constants. A warm-up of another
+        length changes it from step to step. If lengths differ, the second comparison shows whether it is a constant.
         """
         if not self.scheduled:
             return before is not None or len(self.epochs) < 2
@@ -282,7 +292,8 @@ class _Differing:
 
 
 def _different_settings(rows: Mapping[str, _Row]) -> dict[str, _Differing]:
-    """The hyper-parameters that have to be alike and are not, by name: none that schedules of other lengths change."""
+    """The hyper-parameters that differ and have to be alike, by name, without those that longer or shorter schedules
+    change."""
     found: dict[str, _Differing] = {}
     epochs = {row.settings[EPOCH] for row in rows.values() if EPOCH in row.settings}
     common = [name for name in next(iter(rows.values())).settings if all(name in row.settings for row in rows.values())]
@@ -308,7 +319,7 @@ def _different_settings(rows: Mapping[str, _Row]) -> dict[str, _Differing]:
 def _unequal(
     one: Mapping[str, float], other: Mapping[str, float]
 ) -> list[tuple[str, float, float]]:
-    """The settings that both have and that differ, rates first."""
+    """The settings that both have and that differ, learning rates first."""
     names = sorted((name for name in one if name in other), key=lambda name: not name.startswith("lr"))
     return [(name, one[name], other[name]) for name in names if one[name] != other[name]]
 

@@ -1,4 +1,4 @@
-"""A worker's operations on tensors: when each may be sent, its messages, one per slice, and their results."""
+"""A worker's operations on tensors: when each may be sent, its messages (one for each slice), and their results."""
 
 import time
 from collections import defaultdict, deque
@@ -24,16 +24,20 @@ from geomx_cli.ps.sent_contributions import SentContributions
 
 __all__ = ["Operation", "OperationQueue", "PendingExchange"]
 
-# One worker's exchange of one tensor: slices are sent up, and their results are gathered in one array.
+# One worker's exchange of one tensor: its slices are sent to the servers, and their results fill one array.
 
 
 @dataclass(slots=True, eq=False)
 class PendingExchange:
-    """`sent`: the source may be reused. `done`: the result is complete, in `out` if given.
+    """An operation's futures and its result.
 
-    Both futures may be used in any thread; a failure of the job is set on both. Without `out` the result's slices are
-    kept as received, for `copy_to`. `lowest` and `highest`: versions of the slices at the roots; they differ if parties
-    train asynchronously. holds: whether the result is or will be stored here. The result of a round of rows is not.
+    sent: set when the source may be reused.
+    done: set when the result is complete, in `out` if given.
+    lowest, highest: versions of the slices at the roots. They differ if parties train asynchronously.
+    holds: whether the result is or will be stored here. The result of a round of rows is not.
+
+    Any thread may use both futures. A failure of the job is set on both. Without `out` the result's slices are kept as
+    received, for `copy_to`.
     """
 
     out: Array | None
@@ -56,7 +60,7 @@ class PendingExchange:
         return done
 
     def age(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the operation began."""
         return time.monotonic() - self.started
 
     def add(self, offset: int, array: Array, version: int) -> None:
@@ -95,12 +99,14 @@ class PendingExchange:
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows). `pending` receives the result, in `out` if
-    given.
+    """A PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows).
 
-    round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: the rows
-    requested by a PULL, None for all elements. in_turn: a PULL is sent after the result of its round has arrived and
-    before the next round. pieces: the slices concerned, by index, each with its rows to send or request.
+    pending: receives the result, in `out` if given.
+    round: the round of an EXCHANGE; for a PULL, the last round that this worker has begun.
+    reply: see wire.Reply.
+    numbers: the rows requested by a PULL; None for all elements.
+    in_turn: whether a PULL is sent after the result of its round has arrived and before the next round.
+    pieces: the slices concerned, by index, each with its rows to send or request.
     """
 
     kind: Kind
@@ -119,7 +125,7 @@ class Operation:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether it waits for the results of its key's operations before it."""
+        """Whether the operation waits for the results of earlier operations on its key."""
         return self.kind == Kind.EXCHANGE or self.in_turn
 
     def __post_init__(self) -> None:
@@ -141,7 +147,8 @@ class Operation:
 class _Key:
     """One key at this worker.
 
-    waiting: the operations in turn that are not sent yet, oldest first. in_flight: the one whose results are to come.
+    waiting: the operations in turn that are not sent yet, oldest first.
+    in_flight: the operation whose results have not arrived yet.
     slices: the arrays that are kept with each slice, by index.
     """
 
@@ -153,13 +160,15 @@ class _Key:
 class OperationQueue:
     """Sends the operations of each key until `give_up`: one round at a time, and pulls in turn between rounds.
 
-    So this worker has the result of a round when it contributes to the next one. Servers rely on it: they keep one
+    So this worker has the result of a round when it contributes to the next one. Servers rely on this: they keep one
     result of each slice, and the next round closes only when all members have contributed to it.
 
-    Used by the loop's thread only. contributors: the ranks in each EXCHANGE; set before the first. compression: this
-    end of encoded exchanges. asynchronous: whether parties complete rounds separately, according to the results so far;
-    read by any thread. sent: keeps each contribution before it is sent, None if nothing needs it. results: keeps the
-    results of all exchanges; None if they are not kept.
+    contributors: the ranks in each EXCHANGE; set before the first one.
+    compression: this end of encoded exchanges.
+    asynchronous: whether parties complete rounds separately, according to the results so far; read by any thread.
+    sent: keeps each contribution before it is sent; None if no one needs it.
+    results: keeps the results of all exchanges; None if they are not kept.
+    Used by the loop's thread only.
     """
 
     def __init__(self, node: Node, upstream: UpstreamClient, delivery: WorkerDelivery) -> None:
@@ -176,7 +185,7 @@ class OperationQueue:
         self._keys: defaultdict[int, _Key] = defaultdict(_Key)
 
     def start(self, operation: Operation) -> None:
-        """Send all slices; a round, and a PULL in turn, when the operations of its key before it have their results."""
+        """Send all slices. A round, or a PULL in turn, waits until earlier operations on its key have their results."""
         if self._error is not None:
             operation.pending.fail(self._error)
             return
@@ -208,13 +217,13 @@ class OperationQueue:
         }
 
     def load(self, arrays: Arrays) -> None:
-        """Go on with copies of the arrays of a `state`, before the first operation in turn."""
+        """Continue with copies of the arrays of a `state`, before the first operation in turn."""
         for path, array in arrays.items():
             number, index, part, name = path.split("/", 3)
             self._keys[int(number)].slices[int(index)].part(part)[name] = array.copy()
 
     def give_up(self, error: GeomxError) -> None:
-        """Fail all operations, and those still to come."""
+        """Fail all operations, and all later ones."""
         self._error = error
         for operation in self._open:
             operation.pending.fail(error)
@@ -261,7 +270,7 @@ class OperationQueue:
             on_result = self._on_result(operation, header, offset, slices[index])
             if exchanges and self.results is not None:
                 if (known := self.results.find(placement.key, index, operation.round)) is not None:
-                    on_result(*known)  # an earlier life of this worker has contributed the same, and got this
+                    on_result(*known)  # the result of the same contribution of an earlier life
                     continue
                 on_result = self.results.keeping(on_result)
             yield header, payload, on_result

@@ -1,4 +1,4 @@
-"""Requests about a root's optimizer: which one, set by whom, from which round on; reading and writing its state."""
+"""Requests about a root's optimizer: to set it, from a round on, and to read and write its state."""
 
 import hashlib
 import time
@@ -22,19 +22,22 @@ __all__ = ["OptimizerService", "OptimizerStateService"]
 _MAX_SERIAL = 2**31
 _MAX_KIND = 64
 _MAX_AHEAD, _MAX_TUNED = 64, 2**17
-"""Optimizers that one process may set before any slice has them, and tensors that they may have multipliers for."""
+"""Limits: optimizers that one process may set before any slice has them; tensors for which these have multipliers."""
 MAX_READERS = 4096
 KINDS, KINDS_OF_MEMBER = 64, 2
-"""Arrays of state of a slice, and further ones for each member: more than any optimizer has."""
+"""Limits on a slice's arrays of state, and on the further arrays for each member: more than any optimizer has."""
 REST = 10
-"""A worker whose copy of the state took a second waits for ten until the next: others are answered meanwhile. Those of
-a party share the connection of its server."""
+"""If a worker's copy of the state took a second, the worker waits ten seconds until the next copy. Other workers are
+answered meanwhile. The workers of a party share the connection of its server."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A request for an optimizer, from the process `by`, which belongs to the root's member `rank`. name: "" if the
-    optimizer runs on the workers; `kind` is then its class. tuned: number of tensors with multipliers.
+    """A request for an optimizer.
+
+    by: the process that makes the request. It belongs to the root's member `rank`.
+    name: "" if the optimizer runs on the workers. `kind` is then its class.
+    tuned: number of tensors with multipliers.
     """
 
     by: str
@@ -67,7 +70,7 @@ class _Wish:
         return (self.by, self.rank) == (other.by, other.rank)
 
     def like(self, other: "_Wish") -> bool:
-        """Whether both request the same."""
+        """Whether both request the same optimizer."""
         if not (self.name and other.name):
             return (self.name, self.kind) == (other.name, other.kind)
         same = (self.name, self.schedule) == (other.name, other.schedule)
@@ -87,15 +90,17 @@ class _Wish:
 
 
 class OptimizerService:
-    """Answers the topic "optimizer" at a root. Used by the loop's thread only. Requests name their senders truly: the
-    first server that gets one checks that.
+    """Answers the topic "optimizer" at a root. Used by the loop's thread only. Requests name their true senders: the
+    first server that gets a request checks that.
 
-    A process that has not contributed yet sets the first optimizer, which takes effect at once. Repeating that is
-    idempotent; a different one is accepted only from the process that set the first, or, until the first round, from a
-    training worker in place of a master that does not train: scripts derive its numbers from the number of workers, and
-    the master is alone in its party. A process that has contributed registers the next optimizer under a serial number,
-    which its contributions then name. A master that does not train sends two requests: one to hold all rounds and learn
-    which are closed, then one for its optimizer from the next rounds on.
+    A process that has not contributed yet sets the first optimizer, which takes effect at once. If it repeats the
+    request, nothing changes. A different optimizer is accepted only from the process that set the first. There is one
+    exception: until the first round, a training worker may replace the optimizer of a master that does not train.
+    Scripts derive the optimizer's numbers from the number of workers, and this master is alone in its party.
+
+    A process that has contributed registers the next optimizer under a serial number, which its contributions then
+    name. A master that does not train sends two requests. The first holds all rounds and returns which rounds are
+    closed. The second sets the optimizer from the next rounds on.
     """
 
     def __init__(self, aggregator: Aggregator, members: ServerMembers) -> None:
@@ -104,9 +109,10 @@ class OptimizerService:
         self._wishes: dict[int, _Wish] = {}
 
     def apply(self, body: Body, sender: Member) -> Body:
-        """Do what a request asks, and return the answer. Raises InvalidSettings; KeyError and the like if malformed.
+        """Carry out a request, and return the answer. Raises InvalidSettings, and KeyError and the like for a malformed
+        request.
 
-        body: with whether rounds have `begun`.
+        body: the request, and whether rounds have `begun`.
         """
         rank, trains = sender.rank, self._members.trains(sender.rank)
         if body.get("hold"):
@@ -143,8 +149,8 @@ class OptimizerService:
             self._aggregator.history.add(serial, Successor(new, by_key, None if trains else by_round, wish.by))
 
     def _keep(self, serial: int, wish: _Wish) -> None:
-        """Record who has set the optimizer, and drop optimizers that are no longer in use. Raises InvalidSettings for
-        too many.
+        """Record which process has set the optimizer, and drop optimizers that are no longer in use. Raises
+        InvalidSettings for too many optimizers.
         """
         history = self._aggregator.history
         ahead = [one for known, one in self._wishes.items() if known > history.taken and one.by == wish.by]
@@ -204,7 +210,7 @@ def _by_key(listed: Any) -> dict[int, Hyper]:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A copy of the state, with the number of updates and the last loaded state that it reflects."""
+    """A copy of the state, with its number of updates, and with the last loaded state that it is based on."""
 
     packed: SerializedArrays
     optimizer: Optimizer
@@ -214,9 +220,10 @@ class _Snapshot:
 
 @dataclass(slots=True)
 class _Upload:
-    """A state being uploaded.
+    """A state while it is uploaded.
 
-    whole: names the states of all roots, of which this is one's part. size: bytes.
+    whole: names the whole upload, of which each root gets one part.
+    size: bytes.
     touched: when the last piece arrived, in time.monotonic seconds.
     """
 
@@ -230,15 +237,16 @@ class _Upload:
 
 
 class OptimizerStateService:
-    """Answers the topics of TOPICS at a root. Used by the loop's thread only. Requests name their senders truly: the
-    first server that gets one checks that.
+    """Answers the topics of TOPICS at a root. Used by the loop's thread only. Requests name their true senders: the
+    first server that gets a request checks that.
 
-    A reader opens a snapshot, reads its pieces and closes it; readers between two updates share one. The snapshot names
-    the last loaded state, so a reader detects that only some roots have loaded another one. One worker at a time may
-    write; the others wait, as they usually bring the same state: one that was just loaded is not loaded again. A writer
-    that has been silent for `silence` seconds is dropped. Nothing changes before the whole state has arrived and fits.
+    A reader opens a snapshot, reads its pieces and closes it. Readers between two updates share one snapshot. The
+    snapshot names the last loaded state, so a reader detects that only some roots have loaded another state. One worker
+    at a time may write, and the others wait. They usually bring the same state, and a state that was just loaded is not
+    loaded again. A writer that has been silent for `silence` seconds is dropped. Nothing changes before the whole state
+    has arrived and fits.
 
-    members: how many contribute to this root.
+    members: how many members contribute to this root.
     """
 
     TOPICS: ClassVar = ("state_open", "state_read", "state_close", "state_begin", "state_write")
@@ -255,7 +263,7 @@ class OptimizerStateService:
         self._loads, self._loaded = 0, ""
 
     def rest(self, sender: Member) -> float:
-        """Seconds until this member may have the state copied again; 0 or less if it may now."""
+        """Seconds until this member may request a copy of the state again; 0 or less if it may now."""
         return self._rests.get(sender.process, 0.0) - time.monotonic()
 
     def serve(self, topic: str, body: Body, sender: Member) -> Body:
@@ -266,7 +274,7 @@ class OptimizerStateService:
                 began = time.monotonic()
                 opened, now = self._open(by), time.monotonic()
                 rest = REST * (now - began) / sender.workers
-                self._rests[sender.process] = now + min(rest, self._silence / 2)  # who waits does not give up
+                self._rests[sender.process] = now + min(rest, self._silence / 2)  # a worker that waits does not give up
                 return opened
             case "state_read":
                 return {"piece": self._opened(by).packed.piece(body["at"])}
@@ -337,7 +345,7 @@ class OptimizerStateService:
         named, optimizer = deserialize(upload.run, most), self._optimizer()
         self._check(named)
         self._table.replace("optimizer", optimizer.states_in(named))
-        for entry in self._table.entries.values():  # before the writer's answer, like a round before its result
+        for entry in self._table.entries.values():  # saved before the writer gets its answer
             self._aggregator.commit(entry)
         self._loads, self._loaded = self._loads + 1, upload.whole
         self._loaded_last = (optimizer, upload.digest, self._table.updates())

@@ -1,4 +1,4 @@
-"""A process's links to others of its kind, if its delivery requires them: workers of a plane, or parties."""
+"""A process's links to others of its kind, if its delivery requires them: between workers of a plane, or parties."""
 
 from collections.abc import Callable
 
@@ -14,17 +14,17 @@ from geomx_cli.ps.net.wire import BadMessage
 __all__ = ["PEERS", "Peers"]
 
 PEERS = "peers"
-"""What the hello of a link between local servers says as its plane."""
+"""The name that the hello of a link between local servers has as its plane."""
 
 
 class Peers:
     """A worker's links to other workers, or a local server's links to local servers of other parties.
 
-    If the delivery needs its peers, as it may of workers, their loss ends the job, and a worker starts and ends only
-    after the workers that dial it, since their messages may pass through it. Otherwise the delivery goes around a lost
-    one. Used by the loop's thread only.
+    If the delivery needs its peers, as it may with workers, the loss of a peer ends the job. Then a worker starts and
+    ends only after the workers that dial it, because their messages may pass through it. Otherwise the delivery routes
+    around a lost peer. Used by the loop's thread only.
 
-    links: by the worker's rank, or the party's index.
+    links: the links, by the worker's rank or the party's index.
     """
 
     def __init__(self, node: Node) -> None:
@@ -43,13 +43,13 @@ class Peers:
             self._usual = deliveries.party_peers(delivery, upper.workers // local.servers, settings.options)
         self._own = -1
         self._roster: Membership | None = None
-        self._members = Members()  # that have dialled; "joining" until this process knows its own rank
+        self._members = Members()  # the peers that have dialled; "joining" until this process knows its own rank
         self._when_here: Callable[[], None] | None = None
         self._when_gone: Callable[[], None] | None = None
 
     def listen(self) -> list[str]:
-        """At a worker: listen if another one dials it; returns the endpoints. A worker started by hand does not know
-        its rank yet, and listens if any worker has to. Raises InvalidSettings as Node.listen does.
+        """At a worker: listen if another worker dials it, and return the endpoints. A worker started by hand does not
+        know its rank yet, so it listens if any worker has to. Raises InvalidSettings as Node.listen does.
         """
         rank = self._settings.rank
         pairs = self._usual if rank is None else self._settings.pairs_of(rank, self._usual)
@@ -57,9 +57,10 @@ class Peers:
         return list(self._node.listen(self._settings.local)) if wanted else []
 
     def join(self, roster: Membership, own: int) -> None:
-        """The roster has arrived; `own` is this worker's rank, or this party's index. Dial the peers that this process
-        dials, and check those that have dialled. The node fails if needed ones have not dialled within its timeout.
-        Raises InvalidSettings for a wrong identity.
+        """The roster has arrived. Dial the peers that this process dials, and check the peers that have dialled. The
+        node fails if needed peers have not dialled within its timeout. Raises InvalidSettings for a wrong identity.
+
+        own: this worker's rank, or this party's index.
         """
         self._roster, self._own = roster, own
         settings, members = self._settings, {item.rank: item for item in roster.members if item.role == "worker"}
@@ -89,7 +90,7 @@ class Peers:
         self._poll()
 
     def to_part_from(self) -> list[Link]:
-        """The links to workers that wait for this one's goodbye."""
+        """The links to workers that wait for this worker's goodbye."""
         return [link for link in self.links.values() if link.dialled and self._needed]
 
     def on_bye(self, request: Request) -> None:
@@ -102,12 +103,12 @@ class Peers:
         self._poll()
 
     def when_here(self, call: Callable[[], None]) -> None:
-        """Call this once all workers that dial this one have connected, possibly now."""
+        """Call this function once all workers that dial this one have connected, possibly now."""
         self._when_here = call
         self._poll()
 
     def when_gone(self, call: Callable[[], None]) -> None:
-        """Call this once all workers that dial this one are done, possibly now."""
+        """Call this function once all workers that dial this one are done, possibly now."""
         self._when_gone = call
         self._poll()
 
@@ -132,7 +133,7 @@ class Peers:
         return self._settings.pairs_of(self._own, self._usual)
 
     def _rank_in_roster(self, peer: int) -> int:
-        """A local server's peer is the one of the other party with its own rank in the party."""
+        """The peer of a local server is the local server of the other party that has the same rank in its party."""
         if self._of_workers:
             return peer
         assert self._roster is not None
@@ -143,7 +144,7 @@ class Peers:
             self._node.liveness.watch(link)
 
     def _diallers(self) -> set[int]:
-        """The ranks of the workers that dial this one and have to be there."""
+        """The ranks of the workers that dial this worker and that it needs."""
         return {dialler for dialler, listener in self._pairs() if listener == self._own and self._needed}
 
     def _poll(self) -> None:

@@ -42,8 +42,8 @@ from geomx_cli.ps.services import RootServices, Services
 __all__ = ["ContributionService", "Server"]
 
 PARTING, SEARCH = 2.0, 30.0
-"""Seconds in which members that have said goodbye to an earlier life say it again if they had no answer; and, at the
-most, in which a server that they all have left finds its schedulers and global servers, which may have ended."""
+"""Two limits, in seconds. Members that have said goodbye to an earlier life say it again within this time, if they had
+no answer. A server that all members have left looks for its schedulers and global servers, which may have ended."""
 
 
 def _warn(events: EventLog, message: str) -> None:
@@ -209,7 +209,9 @@ class Server:
         self._serve()
 
     def _on_renewed(self, link: Link) -> None:
-        """The process at this link was restarted. Messages that it lost are sent again, and it repeats its requests."""
+        """The process at this link was restarted. Other processes send again the messages that it lost, and it repeats
+        its requests.
+        """
         self._aggregator.forget_requests(link)
         self._services.forget_requests(link)
         self._delivery.on_renewed(link)
@@ -313,13 +315,13 @@ class Server:
             self._services.receive(request)
 
     def _serve(self) -> None:
-        """A member has arrived, or the roots are dialled: process everything that waited for that."""
+        """A member has arrived, or the roots are dialled: process all messages that waited for this."""
         self._services.serve()
         self._aggregator.members_changed()
 
     def _on_joined(self) -> None:
         self._serve()
-        if self._settings.incarnation:  # killed while the job ended, perhaps, and the last news went with it
+        if self._settings.incarnation:  # perhaps it was killed while the job ended, and lost the last news
             self._leave_above()
             self.node.loop.call_later(PARTING, self._end_if_over)
 
@@ -340,7 +342,7 @@ class Server:
                 yield PendingWait("reached a barrier", began, late)
 
     def _active(self) -> float:
-        """See Liveness: scripts that agents have started take as long as they need until they join."""
+        """See Liveness: scripts that agents have started may take any time until they join."""
         return time.monotonic() if self._settings.supervised and not self._members.complete else 0.0
 
     def _report(self) -> None:

@@ -18,12 +18,13 @@ __all__ = ["ServerJoining"]
 
 
 class ServerJoining:
-    """Listens from its construction on, after a restart only once it has joined: its members dial all the while, and
-    their messages make sense only to a server that knows its roots. `on_joined` is called once all planes are joined
-    and the roots dialled.
+    """Joins the planes and dials the roots. It listens from its construction on. After a restart it listens only once
+    it
+    has joined: its members dial all the while, and their messages make sense only to a server that knows its roots.
 
-    upstream, peers: the links to the roots and to other parties, None in a root.
-    party_index: this server's party among those with local servers.
+    on_joined: called once all planes are joined and the roots are dialled.
+    upstream, peers: the links to the roots and to other parties; None in a root.
+    party_index: this server's party among the parties with local servers.
     Used by the loop's thread only.
     """
 

@@ -1,9 +1,9 @@
 """The control requests that a server answers: cluster layout, placement, optimizer, codec, mode, barriers.
 
-A request that changes the server's state is a *command*. `Services.apply` changes the state, by the topic, body and
-sender alone, and answers nobody. So the same commands in the same order give the same state again. What else decides,
-as rounds that have begun, it adds to the body. All else here says who may make a request, which servers have to know of
-it, and when it is answered.
+A request that changes the server's state is a *command*. `Services.apply` changes the state. The result depends only on
+topic, body and sender, and `apply` answers no one. So the same commands in the same order lead to the same state again.
+Other conditions, such as whether rounds have begun, are added to the body. The rest of this module decides who may make
+a request, which servers have to know of it, and when it is answered.
 """
 
 import time
@@ -40,7 +40,7 @@ Scope = Literal["party", "all"]
 
 @dataclass(frozen=True, slots=True)
 class _AtBarrier:
-    """A request that waits for its barrier; since when, in time.monotonic seconds."""
+    """A request that waits for its barrier, and since when, in time.monotonic seconds."""
 
     number: int
     request: Request
@@ -81,10 +81,10 @@ class Services:
         state.summarise = lambda: {topic: save() for topic, (save, _) in self._summaries.items()}
 
     def apply(self, topic: str, body: Body, sender: Member) -> Body:
-        """Change the state as a command says, and save the command; returns the answer.
+        """Change the state as a command says, and save the command. Returns the answer.
 
-        Raises InvalidSettings for a refused one, and KeyError and the like for a malformed one. These change nothing,
-        except that a master whose optimizer is refused counts as set up.
+        Raises InvalidSettings for a refused command, and KeyError and the like for a malformed one. Such a command
+        changes nothing, with one exception: a master whose optimizer is refused counts as set up.
         """
         body = self._decided(topic, body)
         try:
@@ -113,11 +113,11 @@ class Services:
         return answer
 
     def _decided(self, topic: str, body: Body) -> Body:
-        """The body of a command with what the state of the rounds decides: a replay has none of them yet."""
+        """The body of a command, completed from the state of the rounds. A replay has no rounds yet."""
         return {**body, "begun": self._aggregator.table.last_round > 0} if topic == "optimizer" else body
 
     def _changes(self, topic: str, body: Body) -> bool:
-        """Whether a command has changed the state, as far as an earlier one has not done so."""
+        """Whether a command has changed the state. False if an earlier command has made the same change."""
         if topic == "store":
             return body["op"] in CHANGING
         if topic in self._commands:
@@ -148,7 +148,7 @@ class Services:
             self._at_barriers[scope] = [item for item in waiting if item.request.link is not link]
 
     def release_barriers(self) -> None:
-        """A member has left: answer those that wait at barriers that are complete without it."""
+        """A member has left: answer the requests at barriers that are complete without it."""
         for scope, barrier in self._barriers.items():
             self._on_met(scope, barrier.met)
 
@@ -195,7 +195,7 @@ class Services:
             waiting.request.answer()
 
     def _past(self, scope: Scope, number: int) -> list[_AtBarrier]:
-        """Remove and return what waits for this barrier or an earlier one."""
+        """Remove and return the requests that wait for this barrier or an earlier one."""
         waiting = self._at_barriers[scope]
         self._at_barriers[scope] = [item for item in waiting if item.number > number]
         return [item for item in waiting if item.number <= number]
@@ -261,8 +261,8 @@ class Services:
     def _check_name(self, request: Request, sender: Member) -> None:
         """Check that a request is made in the name of its sender. Raises InvalidSettings, and logs it, if it is not.
 
-        A local server checks its own workers; a root then only that a worker is of the local server's party, which
-        names tell unless processes were started by hand.
+        A local server checks its own workers. A root checks only that a worker belongs to the local server's party.
+        Names show the party unless processes were started by hand.
         """
         by, name = request.body["by"], sender.process
         if self._members.is_party(sender.rank):
@@ -279,7 +279,7 @@ class Services:
             self._check_name(request, sender)
 
     def _check_group(self, request: Request, sender: Member) -> None:
-        """See `_check_name`; with `--reduce torch` a member speaks for its party's other workers."""
+        """See `_check_name`. With `--reduce torch` a member may speak for other workers of its party."""
         speaks = self._node.settings.options["reduce"] == "torch"
         if not (speaks and party_of(request.body["by"]) == party_of(sender.process)):
             self._check_name(request, sender)
@@ -305,7 +305,7 @@ class Services:
 
 
 class RootServices(Services):
-    """Those of a root. The rank-0 root answers what concerns the whole job."""
+    """The requests that a root answers. The rank-0 root answers requests about the whole job."""
 
     _is_root = True
 
@@ -362,7 +362,8 @@ class RootServices(Services):
         )
 
     def _set_rank_scope(self, body: Body, sender: Member) -> Body:
-        """All workers have to use the same rank scope: else there are two masters, or none, and no common barrier."""
+        """All workers have to use the same rank scope. Otherwise there are two masters, or none, and no common barrier.
+        """
         super()._set_rank_scope(body, sender)
         scope = _scope(body)
         if scope != self._rank_scope and self._node.settings.upper is not None:
@@ -374,13 +375,13 @@ class RootServices(Services):
         request.answer(self.apply("declare", request.body, sender), keep=False)
 
     def _on_compression(self, request: Request, sender: Member) -> None:
-        """Set the codec here, and then at all local servers, before the requester is answered."""
+        """Set the codec here, and then at all local servers. The requester gets its answer after that."""
         self.apply("compression", request.body, sender)
         self._relay_to_all(request, self._members.local_servers())
 
     def _set_codec(self, body: Body, sender: Member) -> Body:
-        """Any worker may set it. Raises InvalidSettings for another codec than is in use, and for the first one once a
-        round is finished.
+        """Any worker may set it. Raises InvalidSettings for a codec that differs from the one in use, and for the first
+        codec once a round is finished.
         """
         spec = body["spec"]
         if parse_codec(spec) is not None and not self._wan.spec and self._aggregator.table.last_round:
@@ -389,7 +390,7 @@ class RootServices(Services):
         return super()._set_codec(body, sender)
 
     def _set_mode(self, body: Body, _: Member) -> Body:
-        """Handle each party's contributions separately, as the master's script requests by its store's type. Raises
+        """Handle each party's contributions separately. The master's script requests this by its store's type. Raises
         InvalidSettings once rounds have begun.
         """
         if body["asynchronous"] and not self._aggregator.switch_to_async():

@@ -1,8 +1,8 @@
 """A slice as a record of the state file: plain fields, and the arrays that they name.
 
-A record has what the slice's server cannot get again from others: the value, the arrays of optimizer, algorithm, codecs
-and delivery, the rounds that are closed, and the result that members may ask for once more. Open rounds are not in it:
-their members send their contributions again.
+A record has what the slice's server cannot get again from other processes: the value, the arrays of optimizer,
+algorithm, codecs and delivery, the closed rounds, and the result that members may request again. It lacks open rounds,
+because their members send their contributions again.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ __all__ = ["read", "record_of", "serial_of"]
 
 
 class _Rows(msgspec.Struct, array_like=True):
-    """Some rows of a slice: names of the arrays of their numbers and values."""
+    """Some rows of a slice: the names of two arrays, one with their numbers and one with their values."""
 
     numbers: str
     values: str
@@ -101,7 +101,7 @@ class _Slice(msgspec.Struct, array_like=True):
 
 
 class _Names:
-    """Gives arrays names in a record; an array that several places of the slice share is saved once."""
+    """Gives arrays names in a record. An array that several fields of the slice share is saved once."""
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
@@ -165,7 +165,7 @@ def serial_of(saved: Saved) -> int:
 def read(saved: Saved, table: SliceTable, optimizers: int) -> None:
     """Put a slice into the table as its record says.
 
-    optimizers: see _Slice, of this process; state of an optimizer that was replaced since is dropped.
+    optimizers: see _Slice; the number in this process. The state of an optimizer that was replaced since is dropped.
     Raises msgspec.ValidationError and KeyError for a record of another version.
     """
     known: _Slice = to_type(saved.fields, _Slice)

@@ -1,4 +1,4 @@
-"""A worker in the cluster: joining it, its servers and peers, its messages and its end."""
+"""A worker in the cluster: how it joins, its servers and peers, its messages, and how it ends."""
 
 import time
 from collections.abc import Callable
@@ -35,7 +35,9 @@ _Result = TypeVar("_Result")
 class WorkerInfo:
     """A worker's position in the job.
 
-    at_root: its servers are the roots. flat: there is no other plane. master_trains: whether the job's master trains.
+    at_root: whether its servers are the roots.
+    flat: whether there is only one plane.
+    master_trains: whether the job's master trains.
     """
 
     rank: int
@@ -51,13 +53,14 @@ class WorkerInfo:
 class Worker:
     """A worker's loop, of which `run` is the thread's body.
 
-    ready: gets the WorkerInfo once connected.
-    ends: is set when the worker has said goodbye, after all workers that dial it, or has failed.
-    error: why no further operation is possible, if so. failure: the same, unless the worker has just left.
+    ready: receives the WorkerInfo once connected.
+    ends: is set when the worker has failed, or has said goodbye, after all workers that dial it.
+    error: why no further operation is possible; None while operations are possible.
+    failure: the same as `error`, except that it is None if the worker has just left.
     others_active: see Client.follow.
 
-    Other threads may call `check` and `wait`; call the other methods in its loop. When it ends, pending and later
-    operations fail with `error`.
+    Other threads may call `check` and `wait`. Call the other methods in the worker's loop. When the loop ends, pending
+    and later operations fail with `error`.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -95,7 +98,7 @@ class Worker:
             self.node.loop.every(1.0, self._check_patience)
             self.node.run()
         except GeomxError as caught:
-            error = self.failure = caught.with_traceback(None)  # it has one again where it is raised: `is_raised`
+            error = self.failure = caught.with_traceback(None)  # it gets one where it is raised: `is_raised`
         except Exception as caught:
             error = self.failure = PeerLost(f"the client's loop failed: {caught!r}")
             raise
@@ -105,7 +108,7 @@ class Worker:
 
     @property
     def is_raised(self) -> bool:
-        """Whether the failure has reached a thread of the caller, or will where it waits."""
+        """Whether the failure has reached a thread of the caller, or will reach it where it waits."""
         return self.failure is not None and (self.failure.__traceback__ is not None or self._failed_operations)
 
     def check(self) -> None:
@@ -114,8 +117,8 @@ class Worker:
             raise self.error
 
     def wait(self, future: "Future[_Result]", limit: float, what: str) -> _Result:
-        """Wait for the result; raises TimedOut after `limit` seconds, which restart with any progress on the links or a
-        restored connection. `what` describes the result in its message.
+        """Wait for the result. Raises TimedOut after `limit` seconds. Progress on the links and a restored connection
+        restart this time. `what` describes the result in the error's message.
         """
         while True:
             try:
@@ -125,7 +128,7 @@ class Worker:
                     raise TimedOut(f"waited {limit:g} s for {what}", "see the other processes' logs") from None
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
-        """Send a request to one server; the answer goes to `future`. At a barrier the limit counts from the last
+        """Send a request to one server. The answer is set on `future`. At a barrier the limit counts from the last
         progress.
         """
         if self.error is not None:
@@ -151,7 +154,7 @@ class Worker:
             self._delivery.leave()
 
     def goodbye(self) -> None:
-        """Say goodbye once all workers that dial this one have; `run` returns when every peer knows."""
+        """Say goodbye once all workers that dial this one have said it. `run` returns when every peer knows."""
         if self.error is None:
             self.peers.when_gone(self._say_goodbye)
 
@@ -233,7 +236,7 @@ class Worker:
         self.ready.set_result(info)
 
     def waits(self, waits: bool) -> None:
-        """Whether the script waits for others, and so does not run."""
+        """Whether the script waits for other workers, and so does not run."""
         self._activity.waits = waits
 
     def _active(self) -> float:

@@ -13,13 +13,13 @@ from geomx_cli.observe.dashboard.job_rows import labels
 __all__ = ["MOST_COMPARED", "Comparison"]
 
 MOST_COMPARED = 4
-MOST_READ = 8  # jobs, in all windows
+MOST_READ = 8  # seconds without a request after which a job is no longer read
 MOST_CHOICES = 50
 UNASKED = 30.0  # seconds without a request after which a job is read no longer
 
 
 class _Other:
-    """One of the other jobs; its events are read until `close`. asked: when the page last did."""
+    """One of the other jobs. Its events are read until `close`. asked: when the page last requested it."""
 
     def __init__(self, job: KnownJob) -> None:
         self._notes: list[str] = []
@@ -40,8 +40,8 @@ class _Other:
 
 
 class Comparison:
-    """Reads the events of the jobs that pages ask for, at most 4 each and 8 in all. It stops when none has asked for 30
-    seconds. Thread-safe.
+    """Reads the events of the jobs that pages request, at most 4 for each page and 8 in all. It stops if no page has
+    requested any for 30 seconds. Thread-safe.
     """
 
     def __init__(self, own: str, jobs: Callable[[], list[KnownJob]] = all_jobs) -> None:
@@ -52,7 +52,7 @@ class Comparison:
         self._lock = threading.Lock()
 
     def choices(self) -> list[dict[str, Any]]:
-        """Return the newest 50 other jobs, for JSON; those whose files are damaged are left out."""
+        """Return the newest 50 other jobs, for JSON. Jobs whose files are damaged are left out."""
         found: list[dict[str, Any]] = []
         with self._lock:
             for listed in self._jobs():
@@ -67,7 +67,9 @@ class Comparison:
         return found
 
     def overlays(self, wanted: Sequence[str]) -> dict[str, Any]:
-        """Return the curves of the wanted jobs, for JSON. Unknown ones are left out; `problem` says what is missing."""
+        """Return the curves of the requested jobs, for JSON. Unknown jobs are left out. `problem` tells what is
+        missing.
+        """
         found: dict[str, Any] = {}
         with self._lock:
             ids = [job for job in dict.fromkeys(wanted) if job in self._known][:MOST_COMPARED]
@@ -86,7 +88,7 @@ class Comparison:
         return found
 
     def labels(self, own: KnownJob, others: Iterable[str]) -> dict[str, str]:
-        """Return names that tell these jobs apart, by id; see job_labels.py."""
+        """Return names that distinguish these jobs, by id; see job_labels.py."""
         with self._lock:
             return labels({own.id: own, **{job: self._known[job] for job in others}})
 
@@ -98,7 +100,7 @@ class Comparison:
             other.close()
 
     def _unasked(self, ids: Sequence[str]) -> list[_Other]:
-        """Remove and return those to be read no longer, the longest unasked ones first."""
+        """Remove and return the jobs that are no longer to be read, those with the oldest request first."""
         found = []
         for job, other in sorted(self._others.items(), key=lambda item: item[1].asked):
             late = time.monotonic() - other.asked > UNASKED

@@ -20,8 +20,9 @@ FINEST_STEP = 2.0**-7
 
 
 class MeasuredSeries:
-    """Values of one source as they were measured: all of them up to MOST. Of more, x is divided into steps, and the
-    smallest, the largest and the newest value of each step remain, and the very first. Values may arrive in any order.
+    """Values of one source as they were measured, up to MOST of them. If there are more, x is divided into steps. Then
+    the smallest, the largest and the newest value of each step remain, and the very first. Values may arrive in any
+    order.
 
     Not thread-safe.
     """
@@ -52,10 +53,11 @@ class MeasuredSeries:
 
 
 class DownsampledSeries:
-    """Values of several sources. Time is divided into steps, whose length doubles, merging their values, when there are
-    too many. In a step the curve has the mean of its values, and with `summed` this mean times the number of sources:
-    exact where all sources add values equally often, and bounded in size for thousands of them. The last point of a
-    mean is the mean of each source's newest value, at the newest time. Values may arrive in any order.
+    """Values of several sources. Time is divided into steps. When there are too many, the length of steps doubles, and
+    their values are merged. In a step the curve has the mean of its values, and with `summed` this mean times the
+    number of sources. That is exact if all sources add values equally often, and its size is bounded for thousands of
+    sources. The last point of a mean is the mean of each source's newest value, at the newest time. Values may arrive
+    in any order.
 
     Not thread-safe.
     """
@@ -154,9 +156,9 @@ Series = DownsampledSeries | MeasuredSeries
 
 
 class Curves:
-    """One curve for each training worker, with values as measured; if they are many, one for each party, with means or
-    sums; if these are many too, one in all. Beside them `overall`, one for the whole job. The accuracy is that of the
-    job, see jobs/view/evaluator.py. Sizes depend on the number of curves only.
+    """The curves of the training workers, one for each worker, with values as measured. If workers are many, one curve
+    for each party, with means or sums. If parties are many too, one curve. In addition, `overall` has one for the whole
+    job. The accuracy is the job's, see jobs/view/evaluator.py. Sizes depend only on the number of curves.
 
     Not thread-safe. Times are seconds since the job began.
     """
@@ -181,8 +183,8 @@ class Curves:
         self._not_finite: dict[str, set[str]] = {"curves": set(), "metrics": set()}
 
     def telemetry(self, process: str, event: Telemetry, seconds: float, *, trains: bool) -> None:
-        """Add the report of a training worker. From a worker that evaluates or has finished, add only new values: the
-        last round, and its loss.
+        """Add the report of a training worker. If a worker evaluates or has finished, add only new values: the last
+        round and its loss.
         """
         newest = event.round, event.loss
         is_new = newest != self._newest.get(process, (0, None))
@@ -193,7 +195,7 @@ class Curves:
             self._add(name, self._series[name], process, value, seconds, summed=name == "speed")
 
     def reported(self, process: str, event: Reported, seconds: float) -> None:
-        """Add what a training worker's script reports."""
+        """Add the values that a training worker's script reports."""
         if process not in self._processes:
             return
         self._add("loss", self._series["loss"], process, event.loss, seconds)
@@ -211,7 +213,7 @@ class Curves:
             self._add(name, self._metrics.setdefault(name, {}), process, value, seconds)
 
     def accuracy(self, process: Process, value: float | None, seconds: float) -> None:
-        """Add a test accuracy. Accuracies of other processes than the evaluator, as known so far, are dropped."""
+        """Add a test accuracy. Accuracies of processes that are not the evaluator, as known so far, are dropped."""
         if value is None:
             return
         if self._evaluator is None or precedence(process) < precedence(self._evaluator):
@@ -224,15 +226,19 @@ class Curves:
             self._not_finite["curves"].add("accuracy")
 
     def sent(self, party: str, begin: float, end: float, amount: float) -> None:
-        """Add bytes that a party has sent to others in this time."""
+        """Add the bytes that a party has sent to other parties in this time."""
         self._sent.setdefault(party if self._by_party else ALL_PARTIES, Flow()).add(begin, end, amount)
         self._sent_in_all.add(begin, end, amount)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return, for JSON, the `curves`, and whether curves of workers are `averaged` over several workers; scripts'
-        `metrics` by name and group; and the `axes` over which curves can be drawn instead of time: the `rounds` and
-        scripts' `steps` of each group, and the total of `bytes` between parties. `not_finite`: names of curves and of
-        metrics of which values are not drawn, as they were NaN or infinite.
+        """Return an object for JSON:
+
+        curves: the curves.
+        averaged: whether curves of workers are averaged over several workers.
+        metrics: scripts' metrics, by name and group.
+        axes: the axes over which curves can be drawn instead of time: `rounds` and scripts' `steps` of each group, and
+            the total `bytes` between parties.
+        not_finite: names of curves and metrics of which values are not drawn, because they were NaN or infinite.
         """
         found = {name: _points(known) for name, known in self._series.items()}
         accuracy = self._accuracies.points()
@@ -250,7 +256,7 @@ class Curves:
         }
 
     def overall(self) -> Mapping[str, Any]:
-        """Return the same with one curve for the whole job, for comparisons."""
+        """Return the same object with one curve for the whole job, for comparisons."""
         curves = {"accuracy": self._accuracies.points(), "wan": self._sent_in_all.points()}
         curves |= {name: self._overall(name) for name in ("loss", "speed", "waiting")}
         axes = {name: {ALL: self._overall(name)} for name in ("rounds", "steps")}
@@ -261,8 +267,9 @@ class Curves:
         self, name: str, known: dict[str, Series], process: str, value: float | None, seconds: float, *,
         summed: bool = False,
     ) -> None:  # fmt: skip
-        """Add a value to the curve of its worker or party in `known`, and to that of the whole job. `name`: of the kind
-        or the metric.
+        """Add a value to the curve of its worker or party in `known`, and to the curve of the whole job.
+
+        name: of the kind or the metric.
         """
         if value is None:
             return

@@ -39,7 +39,7 @@ __all__ = ["EventReader", "JobModel", "LogSearch"]
 
 # Reads a job's events from its hosts, over the same path as its logs.
 
-# The page's log viewer: the end of the logs of a job's processes, or their lines with a given text.
+# The page's log viewer: the ends of the logs of a job's processes, or their lines with a given text.
 
 MOST_LINES = 500
 MOST_SEARCHED = 20_000  # lines in all
@@ -114,8 +114,10 @@ class EventReader:
     """Passes each event, with its process, to `on_event`, in a separate thread, until the job has ended or `close` is
     called. Lines that are not events are ignored.
 
-    The use of each host is passed to `on_usage`. Lost hosts are reported to `note` and retried while the job runs.
-    `over`: no more events will come; `complete`: every host has sent all events.
+    The use of each host is passed to `on_usage`. Lost hosts are reported to `note`, and retried while the job runs.
+
+    over: no more events will arrive.
+    complete: every host has sent all events.
     """
 
     def __init__(
@@ -171,9 +173,12 @@ ENDS = ("finished", "failed")
 
 @dataclass
 class _Sender:
-    """heard: time of the process's last event, by this machine's clock; 0 for never. counted: seconds of its newest
-    byte count. rates: bytes per second that it sends to each process of other parties. reached: rounds and when its
-    telemetry first had them, the newest MOST_REACHED.
+    """The state of one process.
+
+    heard: time of the process's last event, by this machine's clock; 0 for never.
+    counted: seconds of its newest byte count.
+    rates: bytes per second that it sends to each process of other parties.
+    reached: rounds, and when its telemetry first had them; the newest MOST_REACHED.
     """
 
     heard: float = 0.0
@@ -187,15 +192,17 @@ class _Sender:
             self.reached.append((round_, seconds))
 
     def time_of(self, round_: int, known: float) -> float:
-        """Return when it had this round, of which something was `known` later: at that time at the latest."""
+        """Return when it had this round: at the latest at the time `known`, when something of the round was known."""
         return next((min(seconds, known) for number, seconds in self.reached if number >= round_), known)
 
 
 class JobModel:
     """`take` adds an event, `snapshot` returns the current state. All methods are thread-safe.
 
-    Times are seconds since the job `began` (Unix seconds), by the job's clock, as is `clock`. With
-    `over` nothing of the job runs any more; `failed_first` is the process whose failure ended it, "" for none.
+    Times are seconds since the job `began` (Unix seconds), by the job's clock. `clock` is this clock.
+
+    over: whether no process of the job runs any more.
+    failed_first: the process whose failure ended the job, "" for none.
     """
 
     def __init__(self, plan: Plan, began: float, clock: Callable[[], float] = time.time) -> None:
@@ -232,8 +239,8 @@ class JobModel:
             self._messages.append(_message(self._last, "", "note", message))
 
     def snapshot(self, *, over: bool = False, failed_first: str = "") -> dict[str, Any]:
-        """Return, for JSON, processes (of many only the failed and lost ones), parties, curves, links, hosts and
-        messages, and the bytes before and after encoding by each option that names a codec.
+        """Return, for JSON, processes (if many, only the failed and lost ones), parties, curves, links, hosts and
+        messages. Also the bytes before and after encoding by each option that names a codec.
         """
         with self._lock:
             rows = self.progress.rows
@@ -287,7 +294,9 @@ class JobModel:
         return state if state in ENDS or not (over or silent) else "ended" if over else "lost"
 
     def _extend(self, known: ProcessState, event: Event, seconds: float, before: Traffic) -> None:
-        """Extend curves and messages by an event already applied to `known`; `before`: its bytes before that."""
+        """Extend curves and messages by an event that is already applied to `known`. before: its bytes before the
+        event.
+        """
         name = known.process.name
         match event:
             case Telemetry():
@@ -323,8 +332,8 @@ class JobModel:
         sender.counted = max(seconds, sender.counted)
 
     def _links(self, running: set[str]) -> list[dict[str, Any]]:
-        """Return the current rate between each pair of parties, from the `running` processes, and the total; of very
-        many pairs those with the most bytes.
+        """Return the current rate between each pair of parties, from the `running` processes, and the total. If pairs
+        are very many, only those with the most bytes.
         """
         total: dict[tuple[str, str], list[float]] = {}
         rows = self.progress.rows
@@ -342,7 +351,7 @@ class JobModel:
         ]
 
     def _hosts(self) -> list[dict[str, Any]]:
-        """Return the use of each host; of very many the busiest ones."""
+        """Return the use of each host. If hosts are very many, only the busiest ones."""
         busiest = sorted(self._usage.items(), key=lambda item: -item[1].cpu)[:MOST_HOSTS]
         return [{"name": name, **usage.to_json()} for name, usage in sorted(busiest)]
 

@@ -1,4 +1,4 @@
-"""What the page's tables and map show of the processes: single rows, and sums by party where they are many."""
+"""The rows of the page's tables and map: single processes, or sums by party if processes are many."""
 
 import math
 from collections import Counter
@@ -14,16 +14,16 @@ from geomx_cli.jobs.view.reducer import ProcessState
 
 __all__ = ["MOST_ROWS", "by_party", "job_facts", "labels", "row", "totals"]
 
-# Names of compared jobs that tell them apart: their algorithm, and the options in which they differ, but for those that
-# have no effect with it.
+# Names that distinguish compared jobs: their algorithm, and the options in which they differ, except options without
+# effect on the algorithm.
 
 _IGNORED = ("algo", "data_dir")
 _LONGEST = 80
 
 
 def labels(jobs: Mapping[str, KnownJob]) -> dict[str, str]:
-    """Return, by id, as in "hfa, seed 2, no compress"; jobs that differ in nothing have the same. Raises the errors of
-    KnownJob.plan.
+    """Return the names by id, as in "hfa, seed 2, no compress". Jobs that differ in nothing have the same name. Raises
+    the errors of KnownJob.plan.
     """
     known = {name: _settings(job) for name, job in jobs.items()}
     names = [name for name in dict.fromkeys(key for one in known.values() for key in one) if name not in _IGNORED]
@@ -46,19 +46,19 @@ def _label(options: Mapping[str, str], names: list[str]) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-# What of a job does not change while the page shows it: its options, its hosts, its processes' number.
+# The parts of a job that do not change while the page shows it: its options, hosts, and number of processes.
 
 MOST_NAMES = 2000
 
 
 def job_facts(job: KnownJob) -> dict[str, Any]:
-    """Return, for JSON, a line about the emulated network, "" for none; the options with text values, those not at
-    their defaults first; the hosts; the names of the first 2000 processes.
+    """Return an object for JSON: a line about the emulated network ("" for none); the options with text values, changed
+    ones first; the hosts; the names of the first 2000 processes.
     """
     plan = job.plan
     try:
         known = {option.name: option for option in plugins.table()}
-    except GeomxError:  # a plug-in of this machine; the job has its own
+    except GeomxError:  # a plug-in of this machine is bad; the job has its own
         known = {}
     options = []
     for name, value in plan.spec.options.items():
@@ -79,13 +79,13 @@ def job_facts(job: KnownJob) -> dict[str, Any]:
 MOST_ROWS = 100
 MOST_PARTIES = 100
 OVER = ("finished", "failed", "stopped", "ended", "lost")
-"""States of processes that train no more, or of which nothing is known any more."""
+"""States of processes that no longer train, or of which nothing is known any more."""
 FIELDS = ("round", "step", "samples_per_s", "loss", "accuracy", "waiting", "progress", "left_s")
 
 
 def row(known: ProcessState, state: str) -> dict[str, Any]:
-    """Return a process's known figures; unknown ones are omitted, as its rate when there is no news of it. None stands
-    for NaN or infinity.
+    """Return a process's known figures. Unknown figures are omitted; so is its rate if there is no news of it. None
+    stands for NaN or infinity.
     """
     process = known.process
     fields = FIELDS if known.telemetry_time else ()
@@ -100,8 +100,8 @@ def row(known: ProcessState, state: str) -> dict[str, Any]:
 
 
 def by_party(rows: Iterable[ProcessState], states: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return one object for each party, for the first 100 and then one for all the others: how many processes of each
-    role are in each state, their hosts, and sums or means of its training workers' figures.
+    """Return one object for each of the first 100 parties, and one for all others. Each has the number of processes of
+    each role in each state, their hosts, and sums or means of its training workers' figures.
     """
     parties: dict[str, list[ProcessState]] = {}
     for one in rows:
@@ -143,7 +143,7 @@ def _party(rows: Sequence[ProcessState], states: Mapping[str, str]) -> dict[str,
 
 
 def _rate(training: Iterable[ProcessState], states: Mapping[str, str]) -> float:
-    """Return the sum of the current rates: a worker that trains no more has none."""
+    """Return the sum of the current rates. A worker that no longer trains has none."""
     return sum(one.current_rate for one in training if states[one.process.name] not in OVER)
 
 

@@ -78,10 +78,11 @@ HEADERS = {
 
 
 class Server(LoopbackServer):
-    """Serves from its construction on, in separate threads; `url` is the page's. Must be closed.
+    """Serves from its construction on, in separate threads. `url` is the page's URL. Must be closed.
 
-    `answers` maps paths to what computes an object for JSON from the query's parameters (at most 200 characters each);
-    errors of ours are answered with status 400 and their message. Raises CheckFailed if the port is in use.
+    answers: maps paths to functions that compute an object for JSON from the query's parameters (at most 200 characters
+        each). geomx's errors are answered with status 400 and their message.
+    Raises CheckFailed if the port is in use.
     """
 
     def __init__(self, answers: Answers, port: int, token: str) -> None:
@@ -136,8 +137,8 @@ class Server(LoopbackServer):
 
 
 def remembered(folder: Path) -> tuple[int, str]:
-    """Return the port and token of the last dashboard of the job in `folder`, so that an open page finds the next one;
-    0 and a new token if there was none.
+    """Return the port and token of the last dashboard of the job in `folder`, so that an open page finds the next
+    dashboard. If there was none, return 0 and a new token.
     """
     try:
         known = json.loads((folder / DASHBOARD).read_bytes())
@@ -164,8 +165,8 @@ def new_token() -> str:
 
 
 def started(answers: Answers, port: int, last_port: int, token: str) -> Server:
-    """Start a server at `port`; if that is 0, at the last port. If another process has that now, which may have
-    received the token from an open page, use a free port with a new token.
+    """Start a server at `port`, or, if that is 0, at the last port. If another process now has the last port, it may
+    have received the token from an open page. Then use a free port with a new token.
     """
     if not port and last_port:
         try:
@@ -206,8 +207,11 @@ def show(
     job: KnownJob, model: JobModel, port: int, *, opens: bool, on_url: Callable[[str], None],
     on_event: Callable[[str, Event], None],
 ) -> str:  # fmt: skip
-    """Serve until SIGINT or SIGTERM; call it from the main thread. `on_url` is called with the page's URL, `on_event`
-    with each event once it is in `model`. Return the job's state then. Raises CheckFailed if the port is in use.
+    """Serve until SIGINT or SIGTERM. Call it from the main thread. Return the job's state at the end. Raises
+    CheckFailed if the port is in use.
+
+    on_url: called with the page's URL.
+    on_event: called with each event once it is in `model`.
     """
 
     def take(process: str, event: Event) -> None:
@@ -258,8 +262,8 @@ def _answers(job: KnownJob, model: JobModel, events: EventReader, others: Compar
 
 
 def _redirect_page(folder: Path, url: str) -> str:
-    """Write a file that redirects to the page: command lines are visible to all users, and the URL contains the token.
-    Return "" if it cannot be written.
+    """Write a file that redirects to the page. It exists because command lines are visible to all users, and the URL
+    contains the token. Return "" if it cannot be written.
     """
     path = folder / REDIRECT_PAGE
     text = f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n'

@@ -43,8 +43,9 @@ class Metrics(LoopbackServer):
     """Serves `progress` at /metrics from its construction on, in separate threads. Must be closed."""
 
     def __init__(self, progress: Progress, port: int, token: str = "") -> None:
-        """Raises InvalidSettings without prometheus_client, CheckFailed if the port is in use. token: required from
-        clients as "Authorization: Bearer TOKEN"; "" for none.
+        """Raises InvalidSettings without prometheus_client, and CheckFailed if the port is in use.
+
+        token: required from clients as "Authorization: Bearer TOKEN"; "" for none.
         """
         try:
             import prometheus_client as client

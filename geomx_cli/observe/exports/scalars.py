@@ -23,8 +23,8 @@ LIMIT = 10.0
 class Board:
     """The finite scalars of a job by round or step, in a new `folder`; see Scalars.
 
-    A separate thread writes, as a disk may hang: `take` never blocks, except with `waits`; see Backlog. Must be closed:
-    pending events are written within 10 seconds or discarded.
+    A separate thread writes, because a disk may hang. `take` never blocks, except with `waits`; see Backlog. Must be
+    closed: pending events are then written within 10 seconds or discarded.
     """
 
     def __init__(self, folder: Path, *, waits: bool = False) -> None:
@@ -44,7 +44,7 @@ class Board:
         self._thread.start()
 
     def take(self, process: str, event: Event) -> None:
-        """Queue an event's scalars; events without any are ignored."""
+        """Queue an event's scalars. Events without scalars are ignored."""
         for scalar in self._known.of(process, event):
             if math.isfinite(scalar.value):
                 self._backlog.put(scalar)
@@ -90,8 +90,8 @@ class Scalar(NamedTuple):
 
 
 class Scalars:
-    """Tags: accuracy, validation_loss, and loss/PROCESS, samples_per_s/PROCESS, waiting/PROCESS and wan_MB/PROCESS; of
-    scripts accuracy/PROCESS, and metric/NAME/PROCESS for metrics of their own: one named "loss" is not the loss.
+    """Tags: accuracy, validation_loss, loss/PROCESS, samples_per_s/PROCESS, waiting/PROCESS and wan_MB/PROCESS. Scripts
+    have accuracy/PROCESS, and metric/NAME/PROCESS for their own metrics. A metric named "loss" is not the loss.
     """
 
     def __init__(self) -> None:
@@ -134,8 +134,8 @@ PATIENCE = 60.0  # seconds of a wait for room, longer than a client takes to sta
 class Backlog:
     """Takes scalars from one thread, and passes them on in batches to another, the writer.
 
-    With `waits`, as for the events of a finished job, `put` waits for room, at most a minute; after one wait in vain no
-    more. What finds no room is dropped, and counted for `report`.
+    With `waits`, as for the events of a finished job, `put` waits for room, at most a minute. After one wait in vain it
+    waits no more. Scalars that find no room are dropped, and counted for `report`.
     """
 
     def __init__(self, *, waits: bool = False) -> None:
@@ -156,25 +156,27 @@ class Backlog:
             self._dropped += 1
 
     def batches(self) -> Iterator[list[Scalar]]:
-        """Yield what was put, each second or as soon as it is full, until `close` was called and all is yielded."""
+        """Yield the queued scalars, each second or as soon as the queue is full, until `close` was called and all are
+        out.
+        """
         over = False
         while not over:
-            over = self._over.wait(0 if self._queue.full() else EVERY)  # before the rest: nothing is put after it
+            over = self._over.wait(0 if self._queue.full() else EVERY)  # read first: nothing is put after it
             if batch := [self._queue.get() for _ in range(self._queue.qsize())]:
                 yield batch
 
     def close(self) -> None:
-        """Add nothing any more."""
+        """No further scalars follow."""
         self._over.set()
 
     def abandon(self) -> None:
-        """Drop all further values, and end a waiting `put`: the writer has ended early, and has reported why."""
+        """Drop all further values, and end a waiting `put`. The writer has ended early, and has reported the reason."""
         self._abandoned = True
         for _ in range(self._queue.qsize()):
             self._queue.get()
 
     def report(self, where: str) -> None:
-        """Say how many scalars `where` lacks, if it does."""
+        """Report how many scalars `where` lacks, if any."""
         if self._dropped and not self._abandoned:
             what = f"{self._dropped} values of this job, which came faster than they could be written"
             print(f"warning: {where} lacks {what}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Sends a job's scalars to W&B or MLflow, by their own clients in a child process.
 
-The clients take seconds to import, and may wait for networks or crash: none of that reaches the job. The child reads
+The clients take seconds to import, and may wait for networks or crash. None of this affects the job. The child reads
 one JSON object a line from its stdin, and writes notes and warnings for the user to its stdout; see tracker_client.py.
 """
 
@@ -23,10 +23,10 @@ from geomx_cli.observe.exports.scalars import Backlog, Scalars
 
 __all__ = ["CLIENTS", "Tracker", "main", "require"]
 
-# The child process of Tracker: logs one job's scalars as a run of W&B or MLflow. stdin: {"client", "project", "job",
-# "config"}, then {"scalars": [[tag, value, step, Unix seconds], ...]}, then {"end": "finished", "failed" or "killed"};
-# without an end the run was killed. stdout: {"note"} and {"warning"}, for the user. A failure of the client ends this
-# process, after a warning.
+# The child process of Tracker logs one job's scalars as a run of W&B or MLflow. stdin: {"client", "project", "job",
+# "config"}, then {"scalars": [[tag, value, step, Unix seconds], ...]}, then {"end": "finished", "failed" or "killed"}.
+# If the end is missing, the run was killed. stdout: {"note"} and {"warning"}, for the user. A failure of the client
+# ends this process, after a warning.
 
 INIT_LIMIT = 15  # seconds; without an answer by then W&B runs offline
 BATCH = 1000  # metrics in a request, MLflow's own limit
@@ -50,7 +50,8 @@ class Run(Protocol):
 class WandbRun:
     """A run of W&B; offline without an API key, or if the server does not answer.
 
-    Processes have steps of their own, which may go back in W&B's order; so "step" is a metric, and the axis of all.
+    Processes have steps of their own, which may go back in W&B's order. So "step" is a metric, and the axis of all
+    metrics.
     """
 
     def __init__(self, project: str, job: str, config: Mapping[str, Any]) -> None:
@@ -82,8 +83,8 @@ class WandbRun:
 
 
 class MlflowRun:
-    """A run of MLflow, at MLFLOW_TRACKING_URI; else in MLflow's database ./mlflow.db, or with mlflow-skinny, which has
-    none, in the folder ./mlruns.
+    """A run of MLflow, at MLFLOW_TRACKING_URI. If that is not set, in MLflow's database ./mlflow.db. mlflow-skinny has
+    no database, so there the run is in the folder ./mlruns.
     """
 
     def __init__(self, project: str, job: str, config: Mapping[str, Any]) -> None:
@@ -118,7 +119,7 @@ RUNS: Mapping[str, Callable[[str, str, Mapping[str, Any]], Run]] = {"wandb": Wan
 
 
 def main(runs: Mapping[str, Callable[[str, str, Mapping[str, Any]], Run]] = RUNS) -> int:
-    """Log what arrives on stdin; return the exit status."""
+    """Log the objects that arrive on stdin. Return the exit status."""
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the client may print
     begin = json.loads(sys.stdin.readline())
@@ -153,7 +154,7 @@ if __name__ == "__main__":
 
 
 CLIENTS: Mapping[str, tuple[str, str]] = {"wandb": ("W&B", "wandb"), "mlflow": ("MLflow", "mlflow-skinny")}
-"""By the module of the client: its title, and the package that has it."""
+"""By the client's module: its title, and the package that contains it."""
 CHILD = (sys.executable, "-P", "-m", "geomx_cli.observe.exports.tracker")
 LIMIT = 30.0  # seconds for the end of the upload
 ENDS: Mapping[str, str] = {"done": "finished", "done in part": "finished", "failed": "failed"}
@@ -203,7 +204,7 @@ class Tracker:
             self._backlog.put(scalar)
 
     def close(self, status: str = "") -> None:
-        """Send what is pending, and wait until the client has ended the run. status: the job's; see ENDS."""
+        """Send the pending scalars, and wait until the client has ended the run. status: the job's; see ENDS."""
         self._status = status
         self._backlog.close()
         try:

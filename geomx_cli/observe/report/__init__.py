@@ -10,9 +10,9 @@
     modes.py        what algorithms and their variants are called
     summary.py      a run's results: ESync's JSON, and summary.json with additional data
     groups.py       which runs are averaged; averages.py how
-    comparison.py   groups in one table; sweep_report.py those of a sweep
+    comparison.py   groups in one table; sweep_report.py the groups of a sweep
     metric_curves.py  the loss and scripts' own metrics over time
-    figures.py      the numbers in the figures of groups; timeline.py those of one round; tables.py writes them as CSV
+    figures.py      the numbers in figures of groups; timeline.py the numbers of one round; tables.py writes them as CSV
     styles.py       each algorithm's style; axes.py scales and limits
     drawing.py      draws figures: plots.py to files, terminal.py as text
 """

@@ -34,12 +34,14 @@ def collect(
     job: KnownJob, base: Path, *, layout: Layout = "runs", overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Collect a job into `base`; return the content of BASE/JOB/manifest.json, with "folder" and "records" (a folder,
+    """Collect a job into `base`. Return the content of BASE/JOB/manifest.json, with "folder" and "records" (a folder,
     or None if nothing is recorded).
 
-    May be repeated while the job runs. Raises InvalidSettings if the records of another job are in the same place (only
-    ESync's layout has one place for several), unless `overwrite` is set, and the errors of jobs.actions.collect. `say`
-    receives what is waited for.
+    overwrite: replace the records of another job in the same place. Only ESync's layout has one place for several jobs.
+    say: receives texts about what the collection waits for.
+
+    May be repeated while the job runs. Without `overwrite`, raises InvalidSettings for records of another job. Raises
+    the errors of jobs.actions.collect.
     """
     mode = (base / network_of(job.plan) / mode_of(job.plan.spec.options)).resolve()
     place = mode if layout == "esync" else mode / job.plan.job
@@ -59,8 +61,8 @@ def collect(
 
 
 def fetched(job: KnownJob, folder: Path) -> RunRecords:
-    """Return a job's run from its hosts' current logs, copied to `folder`, which must remain while it is used. Files
-    that a host could not provide are among the problems. Raises the errors of jobs.actions.collect.
+    """Return a job's run from its hosts' current logs, copied to `folder`, which must remain while the run is used.
+    Files that a host could not provide are among the problems. Raises the errors of jobs.actions.collect.
     """
     state = _state(job)
     manifest = collect_logs(job, folder / job.plan.job)
@@ -72,13 +74,13 @@ def fetched(job: KnownJob, folder: Path) -> RunRecords:
 
 
 def _state(job: KnownJob) -> str:
-    """Return the job's state now: asked before its logs are copied, as a job may end meanwhile."""
+    """Return the job's state now. It is read before the logs are copied, because a job may end meanwhile."""
     state = JobState.read(job.directory)
     return state.shown if state is not None else "orphaned"
 
 
 def _check(place: Path, job: str, *, overwrite: bool) -> None:
-    """Raise InvalidSettings if `place` has anything but this job's records: `overwrite` allows those of another job,
+    """Raise InvalidSettings if `place` has anything but this job's records. `overwrite` allows records of another job,
     but never folders of runs.
     """
     if below := [path for path in runs_below(place) if path != place]:
@@ -99,8 +101,8 @@ def _check(place: Path, job: str, *, overwrite: bool) -> None:
 
 
 def _write_records(records: JobRecords, place: Path, layout: Layout, *, empty: bool = False) -> bool:
-    """Replace all records and return True; if nothing is recorded, not even traffic, keep those that exist and return
-    False, unless `empty`. Raises CheckFailed on failure.
+    """Replace all records and return True. If nothing is recorded, not even traffic, keep the existing records and
+    return False, unless `empty` is set. Raises CheckFailed on failure.
     """
     part, old = (place.with_name(f".{place.name}.{what}") for what in ("part", "old"))
     metadata, written = records.metadata, empty

@@ -23,13 +23,17 @@ __all__ = [
 
 ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "batch_size", "wan", "slowdown")
 _TRAFFIC = ("compress", "compress_lan", "dgt")
-"""What is compared often, so it is no difference worth a note alone; beside another one it is."""
+"""Options that users often compare. A difference in one of these alone is not worth a note; beside another it is."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """heading: in tables, with {} for the target. of: its value in a run's summary, None if unknown. text: a value in
-    the units of another one. unit: in CSV.
+    """A metric in a table.
+
+    heading: in tables, with {} for the target.
+    of: its value in a run's summary, None if unknown.
+    text: a value as text, in the units of another value.
+    unit: in CSV.
     """
 
     heading: str
@@ -64,12 +68,12 @@ class ComparisonRow:
 
     @property
     def training(self) -> str:
-        """What it trained, as in "cnn HFA, seed 2"."""
+        """The network or script that it trained, and its label, as in "cnn HFA, seed 2"."""
         return self.group.label if self.group.network else f"{self.group.runs[0].network} {self.group.label}"
 
     @property
     def n(self) -> int:
-        """How many runs its means are of; 0 for a run that is not done."""
+        """The number of runs in its means; 0 for a run that is not done."""
         return 0 if self.group.unfinished else len(self.group.runs)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def shown(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def cells(row: ComparisonRow, names: Sequence[str]) -> list[str]:
-    """Return these metrics as text: mean ± standard deviation, and how many runs reached the target, if not all did.
+    """Return these metrics as text: mean ± standard deviation. If not all runs reached the target, also how many did.
     For a run that is not done, its values so far.
     """
     return [_cell(METRICS[name], row.means[name], len(row.group.runs)) for name in names]
@@ -142,8 +146,8 @@ def csv_rows(rows: Sequence[ComparisonRow], target: float) -> list[list[Any]]:
 
 
 def unlike(groups: Sequence[RunGroup]) -> list[str]:
-    """Return the flags of options, other than those of algorithms, in which the runs of the groups differ, and [[link]]
-    if the emulated networks do. Those of codecs and datagrams are there only beside others.
+    """Return the flags of options in which the runs of the groups differ, except options of algorithms. Includes
+    [[link]] if the emulated networks differ. Flags of codecs and datagrams are included only beside others.
     """
     known = [run.metadata for group in groups for run in group.runs if run.metadata is not None]
     differing = [name for name in (*ALIKE, *_TRAFFIC) if len({str(one.options.get(name)) for one in known}) > 1]
@@ -155,13 +159,17 @@ def unlike(groups: Sequence[RunGroup]) -> list[str]:
 
 # The table and the figure at the end of a sweep.
 
-_FIGURES = ("accuracy", "accuracy-niid", "throughput")  # the first of these that there are data for
+_FIGURES = ("accuracy", "accuracy-niid", "throughput")  # the first of these for which there is data
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    """rows: one for each algorithm, in the order given. figure: None if there are no data for it; notes: why, and what
-    else is missing. unreadable: a sentence for each job whose records cannot be read.
+    """The table and the figure at the end of a sweep.
+
+    rows: one for each algorithm, in the given order.
+    figure: None if there is no data for it.
+    notes: why there is no figure, and what else is missing.
+    unreadable: a sentence for each job whose records cannot be read.
     """
 
     rows: Sequence[ComparisonRow] = ()
@@ -183,7 +191,7 @@ def report_of(cells: Sequence[Cell], folder: Path, target: float, on_progress: O
 
 
 def in_order(groups: Sequence[RunGroup], algorithms: Sequence[str]) -> list[RunGroup]:
-    """Sort groups by the place of their algorithm in this list; those of runs that are not done remain last."""
+    """Sort groups by the place of their algorithm in this list. Groups of runs that are not done remain last."""
     places = {name: place for place, name in enumerate(algorithms)}
 
     def place(group: RunGroup) -> tuple[bool, int]:

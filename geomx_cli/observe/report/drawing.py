@@ -118,14 +118,14 @@ Row = Sequence[Any]
 
 
 def write_figure(figure: Figure, folder: Path) -> Path:
-    """Write a figure's data to `folder`/NAME.csv; return the path. Raises as write_csv."""
+    """Write a figure's data to `folder`/NAME.csv. Return the path. Raises the same errors as write_csv."""
     path = folder / f"{figure.name}.csv"
     write_csv(path, list(_rows(figure)))
     return path
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows, the first of which is the heading; None becomes an empty field. Raises CheckFailed on failure."""
+    """Write rows, of which the first is the heading. None becomes an empty field. Raises CheckFailed on failure."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     try:
@@ -164,9 +164,11 @@ _NO_METRICS = "these runs have none: a script reports its own with geomx.report(
 def figures_of(
     runs: Sequence[RunRecords], by: Sequence[str], only: Sequence[str] = (), metrics: Sequence[str] = ()
 ) -> Figures:
-    """Return the figures of runs, grouped by the settings `by`; only those whose names begin with one of `only`, if
-    any. metrics: draw these of scripts too. Raises UsageError for a name in `only` or `metrics` that there is not, and
-    as `grouped`.
+    """Return the figures of runs, grouped by the settings `by`.
+
+    only: return only figures whose names begin with one of these, if any.
+    metrics: draw these metrics of scripts too.
+    Raises UsageError for an unknown name in `only` or `metrics`, and the errors of `grouped`.
     """
     reported = sorted({name for run in runs for name in metric_names(run)})
     if unknown := [name for name in metrics if name not in reported]:
@@ -193,13 +195,13 @@ def empty(found: Figures, axes: Axes) -> dict[str, str]:
 
 
 def left_out(found: Figures, axes: Axes) -> dict[str, str]:
-    """Return, by name, which curves of figures that show others have no part within the limits of x."""
+    """Return, by name, which curves have no part within the limits of x, in figures that show other curves."""
     shown = [figure for figure in found.found if isinstance(figure, Curves) and not axes.of(figure).nothing(figure)]
     return {figure.name: ", ".join(hidden) for figure in shown if (hidden := axes.hidden(figure))}
 
 
 def any_y(found: Figures) -> bool:
-    """Whether limits of y are for all figures: none of the curves is one of the test accuracy."""
+    """Whether limits of y are for all figures, because no curve is a curve of the test accuracy."""
     return not any(isinstance(figure, Curves) and figure.is_accuracy for figure in found.found)
 
 
@@ -208,14 +210,15 @@ def _known(word: str, names: Sequence[str]) -> str:
 
 
 def to_files(found: Figures, folder: Path, page: Page, data: Path | None = None) -> Iterator[Path]:
-    """Write figures to `folder`, and their data to `data` if given; yield each path. Raises as plots.draw."""
+    """Write figures to `folder`, and their data to `data` if given. Yield each path. Raises the errors of plots.draw.
+    """
     for figure in found.found:
         yield draw(figure, folder, page)
     yield from _data(found, data)
 
 
 def in_terminal(found: Figures, axes: Axes, data: Path | None = None) -> Iterator[str]:
-    """Yield the figures as text, then the paths of their data, if wanted. Raises as terminal.painted."""
+    """Yield the figures as text, then the paths of their data, if wanted. Raises the errors of terminal.painted."""
     for figure in found.found:
         yield painted(figure, axes)
     yield from map(str, _data(found, data))

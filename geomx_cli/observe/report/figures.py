@@ -1,6 +1,6 @@
 """The figures of groups of runs: their numbers, independent of drawing.
 
-Nothing is smoothed, and what is unknown is left out. Groups have the same order, and thus colour, in every figure.
+Nothing is smoothed, and unknown values are left out. Groups have the same order, and thus colour, in every figure.
 """
 
 import math
@@ -23,7 +23,7 @@ __all__ = [
 # Curves of the loss and of scripts' own metrics over time, from a run's records.
 
 LOSS = "loss"
-"""The name of the loss, which no metric has."""
+"""The name of the loss. No metric has this name."""
 
 
 def metric_names(run: RunRecords) -> list[str]:
@@ -32,8 +32,8 @@ def metric_names(run: RunRecords) -> list[str]:
 
 
 def metric_curve(run: RunRecords, name: str) -> Sequence[tuple[float, float]]:
-    """Return (seconds, value) of LOSS or of a metric: the mean of its workers' curves over time, where all of them have
-    values; see mean_curve. Values that are not finite are left out, and workers without any.
+    """Return (seconds, value) of LOSS or of a metric: the mean of the workers' curves over the time in which all of
+    them have values; see mean_curve. Leaves out values that are not finite, and workers without any.
     """
     columns = [worker.losses if name == LOSS else worker.metrics.get(name) for worker in run.each()]
     curves = [
@@ -55,7 +55,7 @@ SHORT = 180.0  # seconds; axes of shorter runs are in seconds
 
 @dataclass(frozen=True)
 class Series:
-    """A group in a figure: its label, its mode and its number among the groups of this mode define how it looks."""
+    """A group in a figure. Its label, its mode, and its number among the groups of this mode define its look."""
 
     label: str
     mode: str
@@ -75,7 +75,7 @@ class Curves:
 
     @property
     def note(self) -> str:
-        """What a reader must know of the curves; "" for nothing."""
+        """A note that a reader of the curves needs; "" for none."""
         return "means until the first run ends" if any(curve.cut for curve in self.curves.values()) else ""
 
     @property
@@ -104,14 +104,14 @@ class Timeline:
 
     @property
     def phases(self) -> Sequence[str]:
-        """Those of PHASES that occur."""
+        """The phases in PHASES that occur."""
         found = {span.phase for spans in self.workers.values() for span in spans}
         return [phase for phase in PHASES if phase in found]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Megabytes from each party (rows) to each (columns), mean over the runs of a group."""
+    """Megabytes from each party (rows) to each party (columns), as the mean over the runs of a group."""
 
     name: str
     title: str
@@ -124,8 +124,11 @@ Figure = Curves | Bars | Timeline | Matrix
 
 @dataclass
 class Figures:
-    """`found`: the figures that there are data for. `missing`: why others, by name, cannot be made. groups: those
-    that they show.
+    """The figures.
+
+    found: the figures for which there is data.
+    missing: by name, why the others cannot be made.
+    groups: the groups that the figures show.
     """
 
     found: list[Figure] = field(default_factory=list)
@@ -133,7 +136,7 @@ class Figures:
     groups: Sequence[RunGroup] = ()
 
     def add(self, name: str, figure: Figure | str, groups: Sequence[RunGroup] = ()) -> None:
-        """Add a figure, or why there is none. `groups`: those that should have a series in it."""
+        """Add a figure, or the reason why there is none. `groups`: the groups that should have a series in it."""
         if isinstance(figure, str):
             self.missing[name] = figure
             return
@@ -200,7 +203,7 @@ def _accuracy(
 
 
 def _curves(groups: Sequence[RunGroup], x: Callable[..., float | None]) -> dict[Series, Curve] | str:
-    """Return the accuracies of each group over `x` of a run and its seconds, or why there are none."""
+    """Return the accuracies of each group over `x` of a run and its seconds, or the reason why there are none."""
     found: dict[Series, Curve] = {}
     why = "no test accuracy was recorded"
     for group in groups:
@@ -216,7 +219,7 @@ def _curves(groups: Sequence[RunGroup], x: Callable[..., float | None]) -> dict[
 
 
 def _loss_by_traffic(title: str, x: str, groups: Sequence[RunGroup]) -> Curves | str:
-    """Return the figure of the validation loss over the megabytes between parties, or why there is none."""
+    """Return the figure of the validation loss over the megabytes between parties, or the reason why there is none."""
     found: dict[Series, Curve] = {}
     for group in groups:
         points = [
@@ -232,7 +235,7 @@ def _loss_by_traffic(title: str, x: str, groups: Sequence[RunGroup]) -> Curves |
 
 
 def _metric(name: str, title: str, metric: str, groups: Sequence[RunGroup]) -> Curves | str:
-    """Return the figure of LOSS or of a metric of scripts over time, or why there is none."""
+    """Return the figure of LOSS or of a script's metric over time, or the reason why there is none."""
     unit, scale = ("minutes", 60.0) if _longest(groups) > SHORT else ("seconds", 1.0)
     found: dict[Series, Curve] = {}
     for group in groups:
@@ -257,7 +260,7 @@ def _wan_megabytes_until(run: RunRecords, seconds: float) -> float | None:
 
 
 def _standalone(groups: Sequence[RunGroup]) -> float | None:
-    """Return the final accuracy of a single worker, if that was tried too."""
+    """Return the final accuracy of a single worker, if such a run exists."""
     standalone = [name for name, algorithm in plugins.algorithms().items() if algorithm.standalone]
     for group in groups:
         if group.mode.removesuffix(NON_IID) in standalone and not group.unfinished:

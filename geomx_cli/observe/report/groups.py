@@ -22,7 +22,7 @@ __all__ = [
     "one_round", "settings",
 ]  # fmt: skip
 
-# One round of a run: which workers compute, evaluate, send and wait.
+# One round of a run: which workers compute, evaluate, send and wait at what time.
 
 PHASES = ("computes", "evaluates", "sends", "waits")
 MOST_ROUNDS = 200
@@ -30,8 +30,8 @@ MOST_ROUNDS = 200
 
 @dataclass(frozen=True)
 class Span:
-    """An activity of a worker from `begin` to `end`, seconds since training began: one of PHASES. Sending may overlap
-    with other activities.
+    """An activity of a worker from `begin` to `end`, in seconds since training began. It is one of PHASES. Sending may
+    overlap with other activities.
     """
 
     begin: float
@@ -41,8 +41,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Round:
-    """The activities of the workers, by name, during round `number`, counted from 1, of `rounds`; of the worker `of`,
-    if the workers do not have the same rounds, else that is "".
+    """The activities of the workers, by name, during one round.
+
+    number: the round's number, counted from 1.
+    rounds: the number of rounds.
+    of: the worker whose round it is, if the workers do not have the same rounds; otherwise "".
     """
 
     number: int
@@ -55,7 +58,7 @@ class Round:
 
 
 def one_round(run: RunRecords) -> Round | None:
-    """Return a round in the middle of the run, of the worker with the fewest rounds; None if its times are not
+    """Return a round in the middle of the run, of the worker with the fewest rounds. None if the round's times are not
     recorded.
     """
     workers = {f"{host}/{name}": one for host, devices in run.workers.items() for name, one in devices.items()}
@@ -90,8 +93,8 @@ def _end(worker: WorkerRecords, rounds: int) -> float:
 
 
 def _spans(begin: float, record: RoundRecord, start: float) -> Iterator[Span]:
-    """Yield the steps, then the exchange, during which a part of the test set may be evaluated, and the wait for its
-    end; `start` is added to the worker's own seconds.
+    """Yield the steps, then the exchange, during which a part of the test set may be evaluated, and then the wait for
+    the exchange. `start` is added to the worker's own seconds.
     """
     end = record.total_time
     exchange = max(begin, end - (record.communicate or 0.0))
@@ -121,8 +124,9 @@ class Mean:
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x, of one run, or the mean of n runs with the standard deviation at each x. cut: some of them go on beyond
-    its end, where the first one ends.
+    """y over x, of one run, or the mean of n runs with the standard deviation at each x.
+
+    cut: whether some runs continue beyond the curve's end, which is where the first run ends.
     """
 
     x: Sequence[float]
@@ -163,20 +167,21 @@ def mean_curve(runs: Sequence[Points]) -> Curve:
 
 
 _ALIASES = {"codec": "compress", "job": "run", "mode": "algo"}
-_NAMES = {"compress": "codec", "run": "job"}  # as users write them
-_IGNORED_SETTINGS = ("seed", "data_dir", "run", "algo")  # these do not divide runs into groups unless asked for
+_NAMES = {"compress": "codec", "run": "job"}  # the names that users write
+_IGNORED_SETTINGS = ("seed", "data_dir", "run", "algo")  # these divide runs into groups only on request
 _LONGEST = 40
 UNSURE = "see warnings"
-"""In labels of runs whose figures may not be those of their algorithm."""
+"""Added to labels of runs whose figures may not represent their algorithm."""
 
 
 @dataclass(frozen=True)
 class RunGroup:
     """Runs of one script (or network of the bundled training) under one mode.
 
-    differs: the values of the settings by which it differs from other groups of its mode; number: its place among
-    them. network: set if the groups are of several. unfinished: of a run that is not done, which is a group by itself;
-    see RunRecords.unfinished.
+    differs: the values of the settings by which it differs from other groups of its mode.
+    number: its place among these groups.
+    network: set if the groups have several networks.
+    unfinished: for a run that is not done, which is a group by itself; see RunRecords.unfinished.
     """
 
     mode: str
@@ -189,7 +194,7 @@ class RunGroup:
 
     @property
     def label(self) -> str:
-        """As in "HFA, seed 2"."""
+        """The label, as in "HFA, seed 2"."""
         words = {name.replace("_", "-"): value for name, value in self.differs.items()}
         parts = [f"{name} {_short(value)}" if value else f"no {name}" for name, value in words.items()]
         if any(run.warnings for run in self.runs):
@@ -199,18 +204,18 @@ class RunGroup:
 
     @property
     def name(self) -> str:
-        """As in "hfa-seed-2", for files."""
+        """The name for files, as in "hfa-seed-2"."""
         parts = [f"-{name.replace('_', '-')}-{_short(value)}" for name, value in self.differs.items()]
         network = f"{self.network}-" if self.network else ""
         return shell_name(f"{network}{self.mode}{''.join(parts)}{self.suffix.replace(', ', '-')}")
 
 
 def grouped(runs: Iterable[RunRecords], by: Sequence[str] = ()) -> list[RunGroup]:
-    """Divide runs into groups by their mode and the settings `by`; without any by all in which runs of a mode differ,
-    except the seed. A run that is not done is a group by itself, after all others.
+    """Divide runs into groups by their mode and the settings `by`. Without `by`, use all settings in which runs of a
+    mode differ, except the seed. A run that is not done is a group by itself, after all others.
 
-    Runs of different scripts, versions of a script, networks or modes are never in one group, nor are runs of which no
-    settings are known. A run that is there twice counts once. Raises UsageError for a setting that no run has.
+    Runs of different scripts, versions of a script, networks or modes are never in one group. Nor are runs of which no
+    settings are known. A run that is listed twice counts once. Raises UsageError for a setting that no run has.
     """
     unique = list({run.name: run for run in runs}.values())
     wanted = [_ALIASES.get(name, name) for name in (name.strip().replace("-", "_") for name in by) if name]
@@ -226,16 +231,16 @@ def grouped(runs: Iterable[RunRecords], by: Sequence[str] = ()) -> list[RunGroup
 
 
 def not_in_means(groups: Iterable[RunGroup]) -> str:
-    """Return the sentence that names runs that are not done, as in "not in the means: 20260729-17 (failed)"; "" if all
-    are.
+    """Return a sentence that names the runs that are not done, as in "not in the means: 20260729-17 (failed)". "" if
+    all are done.
     """
     left = [f"{run.name} ({group.unfinished})" for group in groups if group.unfinished for run in group.runs]
     return f"not in the means: {', '.join(left)}" if left else ""
 
 
 def settings(run: RunRecords) -> dict[str, str]:
-    """Return what runs can be grouped by: the options that affect its algorithm, arguments of the script, topology and
-    job of a run.
+    """Return the settings by which runs can be grouped: the options that affect the run's algorithm, the script's
+    arguments, the topology and the job.
     """
     if run.metadata is None:
         return {"run": run.name}
@@ -264,7 +269,7 @@ def _written(key: str) -> str:
 
 
 def _kind(run: RunRecords) -> tuple[str, ...]:
-    """Return what all runs of a group have in common."""
+    """Return the settings that all runs of a group have in common."""
     if run.metadata is None:
         return run.network, run.mode, str(run.folder)
     program, _ = _split(run.metadata.script)
@@ -296,7 +301,7 @@ def _divided(runs: Sequence[RunRecords], wanted: Sequence[str]) -> list[RunGroup
 
 
 def _by_outcome(group: RunGroup) -> Iterator[RunGroup]:
-    """Yield the group's finished runs, and each other one by itself."""
+    """Yield the group's finished runs together, and each other run by itself."""
     if done := tuple(run for run in group.runs if not run.unfinished):
         yield replace(group, runs=done)
     for run in group.runs:

@@ -19,17 +19,25 @@ MOST = 8192
 
 
 class Metadata(msgspec.Struct):
-    """options: all of the job's, with algorithm, seed and codec. script: its command, empty for the bundled training;
-    script_digest: SHA-256 over the script and the files of --sync. traffic: bytes from each party to each other one.
-    seconds, wan_bytes: bytes sent between parties so far, including the first weights, at each second after training
-    began at which they had grown, and at 0.
-    starts: each worker's (HOST/DEVICE) start in seconds after the first. evaluation_on_clock: whether the workers'
-    times include evaluations. recorded: the algorithm's own metrics of the last round, the maximum over the workers; in
-    the file they have their own names, and are not read back. outcome: how the job ended ("done", "done in part",
-    "failed", "interrupted"), or its state when the records were made. warnings: why its figures may not be those of its
-    mode. evaluator: the worker (HOST/DEVICE) whose accuracies are the job's. emulated_network: Plan.network. rounds: of
-    a script, whose records are its reports, else 0. restarts: how often each process was started again, of those that
-    were. None, or an empty text, means unknown.
+    """The metadata of a run. None, or an empty text, means unknown.
+
+    options: all options of the job, with algorithm, seed and codec.
+    script: its command, empty for the bundled training.
+    script_digest: SHA-256 over the script and the files of --sync.
+    traffic: bytes from each party to each other party.
+    seconds, wan_bytes: bytes sent between parties so far, including the first weights. There is a value at 0, and at
+        each second after training began at which the bytes had grown.
+    starts: the start of each worker (HOST/DEVICE), in seconds after the first worker's.
+    evaluation_on_clock: whether the workers' times include evaluations.
+    recorded: the algorithm's own metrics of the last round, the maximum over the workers. In the file they have their
+        own names. They are not read back.
+    outcome: how the job ended ("done", "done in part", "failed", "interrupted"), or its state when the records were
+        made.
+    warnings: why its figures may not represent its mode.
+    evaluator: the worker (HOST/DEVICE) whose accuracies are the job's.
+    emulated_network: Plan.network.
+    rounds: the number of a script's reports, which are its records; otherwise 0.
+    restarts: for each process that was started again, how often.
     """
 
     job: str
@@ -55,7 +63,7 @@ class Metadata(msgspec.Struct):
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        """Whether the folder is that of a run with metadata."""
+        """Whether the folder is the folder of a run with metadata."""
         return (folder / FILE_NAME).is_file()
 
     @classmethod
@@ -94,7 +102,7 @@ class Metadata(msgspec.Struct):
 
 
 def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
-    """Return `seconds` and `wan_bytes` of Metadata, summed over all processes."""
+    """Return `seconds` and `wan_bytes` for Metadata, summed over all processes."""
     begun = min((log.state.trains_since for log in logs if log.state.trains_since is not None), default=None)
     if begun is None or not any(log.counts_sent for log in logs):
         return [], []
@@ -113,7 +121,7 @@ def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
 
 
 def traffic(parties: Mapping[str, str], logs: Mapping[str, ProcessLog]) -> dict[str, dict[str, int]]:
-    """Return `traffic` of Metadata. `parties`: each process's party; both arguments are by process name."""
+    """Return `traffic` for Metadata. `parties`: each process's party. Both arguments are by process name."""
     total: dict[str, dict[str, int]] = {party: {} for party in dict.fromkeys(parties.values())}
     for process, log in logs.items():
         row = total[parties[process]]

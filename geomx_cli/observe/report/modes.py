@@ -1,4 +1,4 @@
-"""Modes: what reports distinguish, an algorithm or a variant of it, on equally or unequally distributed data."""
+"""Modes, which reports distinguish: an algorithm or a variant of it, on equally or unequally distributed data."""
 
 from collections.abc import Mapping
 

@@ -20,13 +20,13 @@ DPI = 150
 MOST_MARKERS = 12
 _FEWEST_MARKS = 3
 _COVERED = 0.2  # of the axes, by a legend
-_FEWEST_PLACES = 6.0  # of bars on the x axis, so that one alone is no wider than one of several
+_FEWEST_PLACES = 6.0  # of bars on the x axis, so that a single bar is no wider than one of several
 _NAMED = 8  # characters; if a label is longer, the labels of several bars are tilted
 
 
 @dataclass(frozen=True)
 class Page:
-    """What all figures have in common. size: width and height in inches. font_size: in points."""
+    """The settings that all figures share. size: width and height in inches. font_size: in points."""
 
     form: str = "png"
     size: tuple[float, float] = (7.2, 4.4)
@@ -35,8 +35,8 @@ class Page:
 
 
 def draw(figure: Figure, folder: Path, page: Page) -> Path:
-    """Write a figure to `folder`/NAME.FORM; return the path. Raises InvalidSettings without matplotlib and for a page
-    that has no room, CheckFailed if the file cannot be written.
+    """Write a figure to `folder`/NAME.FORM. Return the path. Raises InvalidSettings without matplotlib, and for a page
+    that has no room. Raises CheckFailed if the file cannot be written.
     """
     try:
         from matplotlib import rc_context
@@ -114,7 +114,7 @@ def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
 
 
 def _explain(plot: "Plot") -> None:
-    """Draw the legend where it covers least, or below the axes if it would cover much of small ones."""
+    """Draw the legend where it covers least. If it would cover much of small axes, draw it below them."""
     legend = plot.legend(fontsize="small")
     canvas: Any = plot.figure  # no SubFigure
     canvas.draw_without_rendering()
@@ -126,8 +126,8 @@ def _explain(plot: "Plot") -> None:
 
 
 def _mark(axis: Any, low: float, high: float) -> None:
-    """Mark a logarithmic axis with plain numbers, in the coarsest division that has three of them; if none has, as a
-    linear one.
+    """Mark a logarithmic axis with plain numbers, in the coarsest division that has three of them. If none has, mark it
+    like a linear axis.
     """
     from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter
 
@@ -145,7 +145,7 @@ def _mark(axis: Any, low: float, high: float) -> None:
 
 
 def _bars(plot: "Plot", figure: Bars, _: Page) -> None:
-    """Draw groups of bars, one group per series, with the bars in the same order. Hatches tell series apart."""
+    """Draw groups of bars, one group for each series, with the bars in the same order. Hatches distinguish series."""
     place, ticks, labels = 0.0, [], []
     for series, bars in figure.bars.items():
         look = style(series.mode, series.number)

@@ -20,12 +20,13 @@ MOST_COUNTS = 4096
 
 @dataclass
 class ProcessLog:
-    """state: the process's state after all its events. sent: (time, cumulative bytes sent to other parties)
-    each time that these had grown, subsampled for long logs. counts_sent: whether they were counted at all.
-    problems: a sentence per damaged event.
-    repeated: where the worker's later lives have gone on, oldest first: the number of the first round of each.
+    """Data from one process's event log. It lacks the rounds, because they may be very many: `records` reads them.
 
-    Rounds are not kept, as there may be very many: `records` reads them.
+    state: the process's state after all its events.
+    sent: (time, cumulative bytes sent to other parties) each time that these had grown, subsampled for long logs.
+    counts_sent: whether the bytes were counted at all.
+    problems: a sentence for each damaged event.
+    repeated: the number of the first round of each later life of the worker, oldest first.
     """
 
     path: Path
@@ -55,8 +56,8 @@ class ProcessLog:
 
     def records(self) -> Iterator[RoundRecord]:
         """Yield a training worker's rounds in order. An accuracy or validation loss is in the record of the round whose
-        weights were evaluated, the final one in the last record. A script has no rounds: its reports are its records,
-        numbered from 1, with the bytes that telemetry has counted by then.
+        weights were evaluated. The final one is in the last record. A script has no rounds. Its reports are its
+        records, numbered from 1, with the bytes that telemetry had counted by then.
         """
         if self.state.first_step is None:
             yield from self._reports()
@@ -81,7 +82,7 @@ class ProcessLog:
                     yield event
 
     def _note_sent(self, event: Event, count: int) -> None:
-        """Add the count of an event if it is higher than the last one. Each life of the process counts from 0."""
+        """Add the count of an event if it is higher than the last count. Each life of the process counts from 0."""
         self.counts_sent = True
         last = self.sent[-1][1] if self.sent else 0
         if (life := life_of(event.number)) > self._life:

@@ -1,5 +1,5 @@
-"""One worker's records of its rounds, each one JSON object: a file DEVICE.jsonl, a line for each round, or in ESync's
-layout a folder of files iter-1.txt, iter-2.txt, ...
+"""One worker's records of its rounds, one JSON object each. They are lines of a file DEVICE.jsonl or, in ESync's
+layout, files iter-1.txt, iter-2.txt, ... of a folder.
 """
 
 import itertools
@@ -27,12 +27,14 @@ _NAME = re.compile(r"iter-([0-9]{1,9})\.txt", re.ASCII)
 
 
 class RoundRecord(msgspec.Struct, omit_defaults=True):
-    """A round. `time`: seconds by phase of each local step; total_time: seconds since the worker began to train.
+    """A round. Records of ESync's own workers lack the fields after `accuracy`.
 
-    accuracy is present only if evaluated; the fields after it are not in records of ESync's own workers.
-    evaluation_on_clock: whether total_time includes evaluations. recorded: the algorithm's own metrics, which have
-    their own names in the file, and are not read back. step, metrics: of a script's report, and metrics also has the
-    validation loss; a metric is None if it is not finite.
+    time: seconds by phase of each local step.
+    total_time: seconds since the worker began to train.
+    accuracy: present only if evaluated.
+    evaluation_on_clock: whether total_time includes evaluations.
+    recorded: the algorithm's own metrics. In the file they have their own names. They are not read back.
+    step, metrics: of a script's report. `metrics` also has the validation loss. A metric is None if it is not finite.
     """
 
     num_iters: int
@@ -65,7 +67,7 @@ class RoundRecord(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def reported(cls, number: int, event: Reported, samples: int, sent: int, received: int) -> "RoundRecord":
-        """Return the record of a script's report, with the samples and bytes since the one before."""
+        """Return the record of a script's report, with the samples and bytes since the report before."""
         finite = event.accuracy is not None and math.isfinite(event.accuracy)
         return cls(
             num_iters=number, time={}, num_samples=samples, total_time=event.total_time,
@@ -84,7 +86,8 @@ class RoundRecord(msgspec.Struct, omit_defaults=True):
         return last.get("global update", last.get("global aggregate", 0.0))
 
     def computing(self) -> float | None:
-        """Seconds of computing: as reported, or else the sum of the computing phases; None if neither is recorded."""
+        """Seconds of computing: the reported seconds, or the sum of the computing phases. None if neither is recorded.
+        """
         phases = [step[name] for step in self.time.values() for name in _COMPUTING if name in step]
         return sum(phases) if self.compute is None and phases else self.compute
 
@@ -95,11 +98,14 @@ _DECODER = msgspec.json.Decoder(RoundRecord)
 
 @dataclass
 class WorkerRecords:
-    """The rounds of one worker, in order, as columns; `problems`: a sentence per record that was skipped.
+    """The rounds of one worker, in order, as columns.
 
+    problems: a sentence for each record that was skipped.
     rounds: for a script, its reports with samples or a higher step. Reports of only an accuracy do not count.
-    elapsed, accuracies: seconds of training, and the accuracy then. traffic: bytes, in both directions. sent, received,
-    compute: None if no round has them. losses, metrics: as recorded, NaN for a metric that was not finite.
+    elapsed, accuracies: seconds of training, and the accuracy then.
+    traffic: bytes, in both directions.
+    sent, received, compute: None if no round has them.
+    losses, metrics: as recorded, NaN for a metric that was not finite.
     """
 
     rounds: int = 0
@@ -121,17 +127,17 @@ class WorkerRecords:
 
     @property
     def seconds(self) -> float:
-        """From the start of training to the last record."""
+        """Seconds from the start of training to the last record."""
         return max(self.elapsed, default=0.0)
 
     @property
     def busy(self) -> float | None:
-        """The part of its seconds in which it computed; None if unknown."""
+        """The fraction of its seconds in which it computed; None if unknown."""
         return self.compute / self.seconds if self.compute is not None and self.seconds else None
 
     @classmethod
     def read(cls, place: Path) -> "WorkerRecords":
-        """Read all records. Errors in one are among the problems; raises OSError if the place cannot be read."""
+        """Read all records. An error in a record is among the problems. Raises OSError if the place cannot be read."""
         worker, last = cls(), 0
         for where, number, found in _lines(place) if place.suffix == SUFFIX else _files(place):
             if number <= last:
@@ -197,7 +203,7 @@ def read_rounds(place: Path, first: int, last: int) -> Iterator[RoundRecord]:
 
 
 def _lines(path: Path) -> Iterator[_Found]:
-    """Yield the records of a file. A damaged record counts as the round after the last one."""
+    """Yield the records of a file. A damaged record counts as the next round."""
     number = 0
     with path.open("rb") as file:
         for line in itertools.count(1):
@@ -248,7 +254,7 @@ def _decode(data: bytes) -> RoundRecord | str:
 
 
 def _is_plausible(record: RoundRecord) -> bool:
-    """Check that no report fails on its numbers."""
+    """Check that reports can compute with its numbers."""
     counts = (record.num_iters, record.num_samples, record.bytes_sent or 0, record.bytes_received or 0)
     seconds_of = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy)
     times = [seconds for seconds in seconds_of if seconds is not None]

@@ -3,7 +3,7 @@
     BASE/NETWORK/MODE/RUN/HOST/DEVICE.jsonl      RUN is the job's id
     BASE/NETWORK/MODE/HOST/DEVICE/iter-N.txt     ESync's layout: one run for each mode
 
-Both have the metadata, job.json, in the run's folder; records of ESync's own workers have none.
+Both have the metadata, job.json, in the run's folder. Records of ESync's own workers have none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def one_run(base: Path, network: str, mode: str, name: str = "") -> Path:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the runs in a folder: the folder of a run, a mode, a network, or several networks."""
+    """Return the runs in a folder: the folder of a run, of a mode, of a network, or of several networks."""
     return list(_search(folder, _LEVELS))
 
 

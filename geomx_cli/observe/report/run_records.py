@@ -23,8 +23,9 @@ from geomx_cli.plan import Plan, Process
 
 __all__ = ["JobRecords", "OnProgress", "RunRecords", "mode_of", "network_of"]
 
-# A job as a run, from its processes' event logs. Workers are identified as HOST/DEVICE: the host's name in the
-# inventory (on one machine the party's), and on it `cpu`, `gpu1`, or if several train on the CPU `cpu0`, `cpu1`, ...
+# A job as a run, from its processes' event logs. Workers are identified as HOST/DEVICE. HOST is the host's name in the
+# inventory (on one machine, the party's name). DEVICE is `cpu`, `gpu1`, or `cpu0`, `cpu1`, ... if several train on the
+# CPU.
 
 
 def network_of(plan: Plan) -> str:
@@ -40,7 +41,7 @@ def mode_of(options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class JobRecords:
-    """`logs`: the log of each process of the plan, by name. state: the job's state as known here, "" if it is not."""
+    """logs: the log of each process of the plan, by name. state: the job's state as known here; "" if unknown."""
 
     plan: Plan
     logs: Mapping[str, ProcessLog]
@@ -91,12 +92,14 @@ class JobRecords:
         return list(filter(None, (self.plan.spec.script_warning, *own)))
 
     def _evaluator(self) -> str:
-        """Return host and device of the worker whose accuracy is the job's; "" for none."""
+        """Return host and device of the worker whose accuracy is the job's accuracy; "" for none."""
         found = evaluator(self.logs[process.name].state for process in self._training())
         return "" if found is None else "/".join(self.places[found.process.name])
 
     def _outcome(self) -> str:
-        """Return how the job ended; from its event logs, if no `geomx launch` or `attach` followed it to its end."""
+        """Return how the job ended. If no `geomx launch` or `attach` followed it to its end, derive this from its event
+        logs.
+        """
         if self.state not in UNDECIDED:
             return self.state
         if any(log.state.failure for log in self.logs.values()):
@@ -137,8 +140,10 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class RunRecords:
-    """`workers` by host and device, sorted. `metadata`: None for ESync's own records.
+    """One job's records.
 
+    workers: by host and device, sorted.
+    metadata: None for ESync's own records.
     unread: why records of some hosts are missing.
     """
 
@@ -151,8 +156,10 @@ class RunRecords:
 
     @classmethod
     def read(cls, folder: Path, on_progress: OnProgress = lambda *_: None) -> "RunRecords":
-        """Read all records of the run in `folder`, in either layout; `on_progress` gets the numbers of workers read
-        and in total. Raises InvalidSettings if there are none, or its metadata are damaged.
+        """Read all records of the run in `folder`, in either layout. Raises InvalidSettings if there are none, or if
+        its metadata are damaged.
+
+        on_progress: receives the number of workers that were read, and the total number.
         """
         metadata = Metadata.read(folder)
         places = list(_places(folder))
@@ -184,8 +191,8 @@ class RunRecords:
 
     @property
     def unfinished(self) -> str:
-        """How the job ended if not by completing its training, as "failed", or that it runs; else, or if that is
-        unknown, "". Reports average only over finished runs.
+        """How the job ended if it did not complete its training, such as "failed", or that it still runs. Otherwise, or
+        if that is unknown, "". Reports average only over finished runs.
         """
         outcome = self.metadata.outcome if self.metadata is not None else ""
         return "" if outcome in FINISHED else outcome
@@ -219,8 +226,8 @@ class RunRecords:
         )
 
     def wan_bytes_by(self, seconds: float) -> int | None:
-        """Return what had been sent between the parties when the `evaluator` had trained for so long; None if that is
-        not recorded.
+        """Return the bytes sent between the parties when the `evaluator` had trained for so long; None if they are not
+        recorded.
         """
         if self.metadata is None:
             return None

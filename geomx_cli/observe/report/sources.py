@@ -17,7 +17,7 @@ __all__ = ["Found", "opened", "read"]
 
 @dataclass
 class Found:
-    """The readable runs; `unreadable`: a sentence for each other one."""
+    """The readable runs. `unreadable`: a sentence for each other run."""
 
     runs: list[RunRecords] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
@@ -51,10 +51,11 @@ def read(folders: Sequence[Path], on_progress: OnProgress) -> Found:
 
 @contextmanager
 def opened(names: Sequence[str], on_progress: OnProgress) -> Iterator[Found]:
-    """Read the runs `names`: ids of jobs, prefixes of them or job directories, whose event logs are read from their
-    hosts; or folders with records, of one run or of several. The runs can be used within the block.
+    """Read the runs `names`. A name is a job's id, a prefix of an id, or a job directory; then the event logs are read
+    from the job's hosts. Or it is a folder with records, of one run or of several. The runs can be used within the
+    block.
 
-    Raises InvalidSettings for a name that is neither, and the errors of jobs.actions.collect.
+    Raises InvalidSettings for any other name, and the errors of jobs.actions.collect.
     """
     found = Found()
     with tempfile.TemporaryDirectory(prefix="geomx-") as copies:
@@ -74,7 +75,7 @@ def _job(name: str, *, is_folder: bool) -> KnownJob:
     try:
         return find(name)
     except UnknownJob:
-        if is_folder:  # in a folder of collected jobs, an id is also that of a folder with logs
+        if is_folder:  # in a folder of collected jobs, a folder with logs has a job's id as its name
             hint = "name a job, or a folder of records as in results, results/cnn or results/cnn/hfa"
             raise InvalidSettings(f"{name} has no records of runs", hint) from None
         hint = "name one as in geomx jobs, or a folder of records as geomx logs collect and geomx sweep make them"

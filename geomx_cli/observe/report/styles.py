@@ -1,7 +1,7 @@
 """The style of each algorithm in all figures, as defined by its module.
 
-Colours are those of Okabe and Ito, "Color universal design", 2008, with two more for nine algorithms; hatches and
-markers also distinguish adjacent ones. Algorithms without a style get one of a few spare ones.
+Colours are from Okabe and Ito, "Color universal design", 2008, with two more for nine algorithms. Hatches and markers
+also distinguish adjacent ones. Algorithms without a style get one of a few spare styles.
 """
 
 import itertools
@@ -19,13 +19,15 @@ __all__ = ["Axes", "PHASE_COLOURS", "Style", "style"]
 # How the curves of a figure are shown: scales, limits and a reference line.
 
 _ROOM = 0.025  # of an axis, beside the first and last points
-_ROUNDING = 1e-9  # of a value: by less do means of equal ones differ
+_ROUNDING = 1e-9  # of a value: means of equal values differ by less
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Limits are (low, high), None for the limits of the data. target: a horizontal line at this y. any_y: ylim and
-    target are for all figures, not only for figures of the test accuracy; see `of`.
+    """Limits are (low, high), with None for the limits of the data.
+
+    target: a horizontal line at this y.
+    any_y: whether ylim and target are for all figures, not only for figures of the test accuracy; see `of`.
     """
 
     logx: bool = False
@@ -82,8 +84,8 @@ class Axes:
         return ""
 
     def y_limits(self, figure: Curves) -> tuple[float, float]:
-        """Return the limits of y, which include the points within the limits of x, with some room, and the lines. The
-        lower one is at least 0 if no mean is negative, even where mean less deviation is.
+        """Return the limits of y. They include the points within the limits of x, with some room, and the lines. If no
+        mean is negative, the lower limit is at least 0, even if a mean less its deviation is negative.
         """
         low_x, high_x = self.x_limits(figure)
         ys: list[float] = [level for level in (figure.level, self.target) if level is not None]
@@ -104,7 +106,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Style:
-    """colour: as in "#E69F00". marker, hatch and line: matplotlib's."""
+    """colour: such as "#E69F00". marker, hatch, line: in matplotlib's notation."""
 
     colour: str
     marker: str
@@ -123,8 +125,9 @@ PHASE_COLOURS: Mapping[str, str] = {
 
 
 def style(mode: str, number: int = 0) -> Style:
-    """Return the style of a mode; for non-IID data the same with dashed lines and denser hatches. `number`: other
-    shades, lines and markers of it, for several groups of one mode.
+    """Return the style of a mode. Non-IID data have dashed lines and denser hatches.
+
+    number: selects other shades, lines and markers of the style, for several groups of one mode.
     """
     look = _plain(mode.removesuffix(NON_IID))
     if mode.endswith(NON_IID):
@@ -139,7 +142,7 @@ def style(mode: str, number: int = 0) -> Style:
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _SHADES = ((0.0, 0), (0.45, 255), (0.3, 0), (0.65, 255), (0.6, 0))  # how much of white or black
-_DARK = 80  # a colour below that gets only lighter
+_DARK = 80  # a darker colour only gets lighter
 
 
 def _mixed(colour: str, share: float, other: int) -> str:

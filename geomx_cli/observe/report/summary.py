@@ -22,8 +22,10 @@ WORKERS_OF_ESYNC = 6
 
 @dataclass(frozen=True)
 class Reached:
-    """The first evaluation that reached the target. `bytes`: what all workers had sent and received by then;
-    wan_bytes: what had been sent between the parties. None means unknown.
+    """The first evaluation that reached the target. None means unknown.
+
+    bytes: the bytes that all workers had sent and received by then.
+    wan_bytes: the bytes sent between the parties by then.
     """
 
     seconds: float
@@ -34,13 +36,19 @@ class Reached:
 
 @dataclass(frozen=True)
 class Summary:
-    """seconds: of the worker that trained longest. samples_per_s: of all workers. busy: fraction of its training that a
-    worker computed, averaged over all; bytes: what all workers sent, and received; wan_bytes: what was sent between the
-    parties; outcome: see Metadata. None, and an outcome of "", means unknown: it is not in the records.
+    """The results of a run. None, and an outcome of "", mean unknown: the value is not in the records.
 
-    With `parity` samples_per_s is computed as ESync's plotting tool does it, and so is traffic, in MiB/s: ResNet-18's
-    size times rounds, pushes only, over the time of one worker; else traffic is bytes in both directions per second, in
-    MB/s. busy is then the fraction of the time outside the exchange.
+    seconds: of the worker that trained longest.
+    samples_per_s: of all workers.
+    busy: the fraction of its training in which a worker computed, averaged over all workers.
+    bytes: the bytes that all workers sent and received.
+    wan_bytes: the bytes sent between the parties.
+    traffic: bytes in both directions per second, in MB/s.
+    outcome: see Metadata.
+
+    With `parity`, samples_per_s and traffic are computed as by ESync's plotting tool. traffic is then in MiB/s:
+    ResNet-18's size times rounds, pushes only, over the time of one worker. busy is then the fraction of the time
+    outside the exchange.
     """
 
     network: str
@@ -63,7 +71,7 @@ class Summary:
 
     @classmethod
     def of(cls, run: RunRecords, target: float, *, parity: bool) -> "Summary":
-        """Summarize the readable records. Times are those of raw points: nothing is smoothed."""
+        """Summarize the readable records. Times are times of raw points: nothing is smoothed."""
         workers = list(run.each())
         seconds = max(worker.seconds for worker in workers)
         samples = sum(sum(worker.samples) for worker in workers)
@@ -114,7 +122,7 @@ class Summary:
 
 
 def original(run: RunRecords) -> dict[str, Any]:
-    """Return what ESync's summary.py writes for the same records."""
+    """Return the object that ESync's summary.py writes for the same records."""
     return {
         host: {
             device: {
@@ -161,7 +169,7 @@ def _own(worker: WorkerRecords) -> dict[str, Any]:
 
 
 def _validation_loss(workers: list[WorkerRecords]) -> float | None:
-    """Return the last one, the mean over the workers that have any; None without, or if one is not finite."""
+    """Return the last value, as the mean over the workers that have one. None if none has, or if one is not finite."""
     last = [column[1][-1] for one in workers if (column := one.metrics.get(VALIDATION_LOSS)) is not None]
     return sum(last) / len(last) if last and all(map(math.isfinite, last)) else None
 

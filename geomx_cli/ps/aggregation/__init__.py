@@ -1,1 +1,1 @@
-"""Server-side aggregation of contributions to a slice: summing, deciding, answering."""
+"""Aggregation of contributions at a server: sums them, closes rounds, sends results."""

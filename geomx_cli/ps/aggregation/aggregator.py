@@ -1,8 +1,8 @@
 """The rounds of all slices at one server: collect contributions, close rounds in order, answer.
 
-A member has one round of a slice in flight: it contributes to the next one when it has the result. In a synchronous job
-all members complete a round together; the root of an asynchronous job completes each member's rounds separately. What
-a closed round results in is decided in closing.py: by the Updater at a root, by the Forwarder at a local server.
+A member has one round of a slice in flight: it contributes to the next round when it has the result. In a synchronous
+job all members complete a round together. The root of an asynchronous job completes each member's rounds separately.
+The result of a closed round is computed in closing.py: by the Updater at a root, by the Forwarder at a local server.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,16 +27,20 @@ from geomx_cli.ps.optim.optimizers import Optimizer
 __all__ = ["Aggregator"]
 
 MAX_DAMAGED = 4096
-"""Damaged contributions of one member that are requested again after a lost connection."""
+"""Limit on one member's damaged contributions that a server requests again after a lost connection."""
 
 
 class Aggregator:
     """Runs the rounds of all slices in `table`. Used by the loop's thread only.
 
-    upstream: None at a root. own_rank: see Forwarder. above: this end of encoded exchanges with the roots. below: with
-    the members, see ResultSender; () accepts contributions in any codec and sends results unencoded. warn: receives
-    warnings for the user. commit: saves a slice, before what has changed in it leaves this process. `values`: handles
-    initial values and pulls.
+    upstream: sends to the roots; None at a root.
+    own_rank: see Forwarder.
+    above: this end of encoded exchanges with the roots.
+    below: this end of encoded exchanges with the members, see ResultSender. With () the aggregator accepts
+        contributions in any codec, and sends results unencoded.
+    warn: receives warnings for the user.
+    commit: saves a slice. The aggregator calls it before a change of the slice leaves this process.
+    values: handles initial values and pulls.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Aggregator:
         self._warn = warn
         self.commit = commit
         self._warned: set[str] = set()
-        self._damaged: dict[Link, set[int]] = {}  # requests whose contributions were damaged and have not come again
+        self._damaged: dict[Link, set[int]] = {}  # requests whose damaged contributions have not come again
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -74,14 +78,16 @@ class Aggregator:
     def on_exchange(
         self, link: Link, header: Header, payload: memoryview | None, rank: int, credit: int | None = None
     ) -> None:
-        """Handle a contribution from the member of this rank, which the caller has checked may send for its
-        contributors. credit: bytes of its messages, if they were others than the payload.
+        """Handle a contribution from the member of this rank. The caller has checked that the member may send for the
+        contributors that the header names.
 
-        A duplicate gets the same answer as before. Weight 0 means abstaining: there is no payload, and the sender only
-        takes the round's result. Any other contribution without a payload is a query, after a lost connection, whether
-        that contribution was received; if not, the sender is asked to send it again. A payload that was damaged on the
-        way is requested again, and raises BadMessage like any other invalid one. The sender of a merged contribution,
-        some of whose ranks have come by another way, is told to send its own ("split").
+        credit: bytes of the contribution's messages, if they differ from the payload's bytes.
+
+        A duplicate gets the same answer as before. A member with weight 0 abstains: it sends no payload, and only
+        receives the round's result. Any other contribution without a payload is a query after a lost connection: has
+        the server received the contribution? If it has not, it asks the sender to send it again. If a payload was
+        damaged on the way, the server requests it again, and raises BadMessage as for any other invalid payload. If
+        some ranks of a merged contribution have arrived by another way, its sender has to send its own ("split").
         """
         entry, ranks, size = self.table.entry(header), header.contributors, credit
         if size is None:
@@ -97,14 +103,14 @@ class Aggregator:
             link, rank, header.request, header.priority, ranks, header.reply, header.codec, header.follows
         )
         if header.round <= cohort.finished:
-            if header.round == cohort.finished and cohort.result is not None:  # else a late duplicate: it has moved on
+            if header.round == cohort.finished and cohort.result is not None:  # else a late duplicate
                 self._sender.answer(entry, waiter, header.round, cohort.result)
             link.consumed(size)
             return
         round_ = self.table.round(entry, cohort, header.priority, () if asks else ranks)
         self._check_waiters(entry, cohort, round_, waiter)
         if asks:
-            round_.wait(waiter)  # even if it is not here: another process may bring it before its sender can
+            round_.wait(waiter)  # even before the contribution is here: another process may bring it
             if cohort.deferred:  # restored: the round is closed, and waits for the first request
                 self._advance(entry)
             elif not round_.accumulator.has(ranks):
@@ -124,7 +130,8 @@ class Aggregator:
         self._advance(entry)
 
     def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
-        """Update values with this optimizer from now on, and discard the hyper-parameters set for a previous one.
+        """Update values with this optimizer from now on, and discard the hyper-parameters that were set for an earlier
+        one.
 
         by_key: hyper-parameters of single keys.
         """
@@ -141,8 +148,8 @@ class Aggregator:
         return True
 
     def on_reconnect(self, link: Link) -> None:
-        """A member's control lane has a new connection: requests to send damaged contributions again, and to send its
-        own instead of merged ones, may be lost.
+        """A member's control lane has a new connection. Requests to send damaged contributions again, or to send the
+        member's own contribution instead of a merged one, may be lost.
         """
         for request in self._damaged.get(link, ()):
             link.ask_again(request, damaged=True)
@@ -181,8 +188,8 @@ class Aggregator:
         return found
 
     def _check_waiters(self, entry: SliceState, cohort: Cohort, round_: RoundState, waiter: Waiter) -> None:
-        """Raise BadMessage if this member waits for the round with more requests than those that it may bring have: one
-        for each, and one more after a repeat by another way.
+        """Raise BadMessage if this member waits for the round with too many requests. Each contribution that it may
+        bring has one request, and one more after a repeat by another way.
         """
         known = round_.waiters.get(waiter.rank, {})
         if len(known) < 2 or waiter.request in known:
@@ -203,20 +210,20 @@ class Aggregator:
         return cohort
 
     def _advance(self, entry: SliceState) -> None:
-        """Close this slice's complete rounds in order, and answer those that were held back by the bound on staleness.
+        """Close this slice's complete rounds in order. Also answer rounds that the bound on staleness held back.
         """
         while self.table.required_contributors() is not None:
             if not any(self._advance_cohort(entry, cohort) for cohort in list(entry.cohorts.values())):
                 return
 
     def _advance_cohort(self, entry: SliceState, cohort: Cohort) -> bool:
-        """Close the cohort's next round, or answer the one that is held back. Returns False if that has to wait."""
+        """Close the cohort's next round, or answer the round that is held back. Returns False if it has to wait."""
         if not cohort.deferred:
             return self._close_next(entry, cohort)
         if cohort.round is None or not cohort.round.waiters:  # restored: no member has repeated its request yet
             return False
         if self.table.too_far_behind(entry, cohort):
-            # The round is in the value already; only its answer waits, for the cohorts that are too far behind.
+            # The value includes the round already. Only the answer waits, for the cohorts that are too far behind.
             return False
         cohort.deferred = False
         self._finish(entry, cohort)

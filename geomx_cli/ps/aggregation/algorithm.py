@@ -24,63 +24,70 @@ __all__ = [
 
 
 class Delivery(Protocol):
-    """A delivery in one process; called in its loop's thread only. It stores no contributions: whatever it sends
-    through the UpstreamClient is retransmitted after a lost connection and answered once.
+    """A delivery in one process. Only its loop's thread calls it. It stores no contributions: the UpstreamClient
+    retransmits after a lost connection what the delivery sends through it, and answers it once.
     """
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send a contribution (an EXCHANGE) to the server of this rank. `payload` is not modified until `on_result` is
-        called, exactly once, with the round's RESULT.
+        """Send a contribution (an EXCHANGE) to the server of this rank. `on_result` is called exactly once, with the
+        round's RESULT. Until then `payload` is not modified.
         """
 
     def down(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Send a RESULT to the member that sent the contribution; called again if that member repeats its request."""
+        """Send a RESULT to the member that sent the contribution. Called again if the member repeats its request."""
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
-        """Offer a tensor message from any link to the delivery before the process handles it; False leaves it to the
-        process.
+        """Offer a tensor message from any link to the delivery before the process handles it. If the delivery returns
+        False, the process handles the message.
 
-        Raises BadMessage for an invalid one, which is counted and dropped. A delivery that takes a payload must return
-        its credit (Link.consumed) when it no longer holds it.
+        Raises BadMessage for an invalid message, which is counted and dropped. A delivery that takes a payload must
+        return the payload's credit (Link.consumed) when it no longer holds the payload.
         """
 
     def on_asked(self, link: Link, header: Header) -> None:
-        """A server above or a peer is blocked on a slice ("want": key, slice, round) that is not in flight to it."""
+        """A server above, or a peer, is blocked on a slice ("want": key, slice, round) that is not in flight to it."""
 
     def on_reconnect(self, link: Link, lane: Lane) -> None:
-        """A lane has a new connection. Contributions without a result were sent again; anything else in flight may be
-        lost.
+        """A lane has a new connection. Contributions without a result were sent again. All other messages in flight may
+        be lost.
         """
 
     def on_renewed(self, link: Link) -> None:
-        """The process at this link was restarted: forget what its earlier life has sent and asked for."""
+        """The process at this link was restarted: forget what its earlier life has sent and requested."""
 
 
 class WorkerDelivery(Delivery, Protocol):
     """A delivery in a worker."""
 
     def begin(self, node: Node, upstream: UpstreamClient, peers: Mapping[int, Link]) -> None:
-        """Start. `upstream` sends over any link; `peers`, also in `upstream`, maps ranks in the plane to links to other
-        workers: those that the module's `peers` names. All of them are connected before this worker's first
-        contribution, and it ends after all workers that dial it, unless the module says `needs_peers = False`.
+        """Start.
+
+        upstream: sends over any link.
+        peers: links to other workers by rank in the plane, for the workers that the module's `peers` names; also in
+            `upstream`. All of them are connected before this worker's first contribution. This worker ends after all
+            workers that dial it, unless the module says `needs_peers = False`.
         """
 
     def on_request(self, request: Request) -> bool:
         """Answer a peer's request; False if the topic is unknown to this delivery."""
 
     def leave(self) -> None:
-        """This worker has received all its results and contributes no more. Contributions of others may still pass."""
+        """This worker has received all its results and contributes no more. Other workers' contributions may still
+        pass.
+        """
 
 
 class ContributionInbox(Protocol):
-    """Takes the contributions that a delivery puts together from several messages, and keeps arrays for it."""
+    """Accepts the contributions that a delivery assembles from several messages, and keeps arrays for it."""
 
     def check(self, link: Link, header: Header) -> None:
         """Raise BadMessage unless this peer may send a contribution with this header, to a declared slice."""
 
     def hand_in(self, link: Link, header: Header, payload: memoryview, credit: int) -> None:
-        """Handle a contribution as if it had been received whole, at any time. `credit`: the payload bytes of its
-        messages that were not returned yet, returned when its round is complete.
+        """Handle a contribution as if it had been received in one message, at any time.
+
+        credit: the payload bytes of its messages whose credit was not returned yet. It is returned when the round of
+            the contribution is complete.
         """
 
     def kept(self, header: Header) -> Arrays:
@@ -91,9 +98,11 @@ class ServerDelivery(Delivery, Protocol):
     """A delivery in a local or global server."""
 
     def begin(self, node: Node, upstream: UpstreamClient | None, inbox: ContributionInbox) -> None:
-        """Start, once the process listens; `upstream` is None at a root. At a local server `upstream.peers` has the
-        links to local servers of other parties that the module's `party_peers` names, by the party's index, after the
-        roots are dialled. The loss of such a link does not end the job.
+        """Start, once the process listens.
+
+        upstream: sends to the roots; None at a root. After a local server has dialled the roots, `upstream.peers` has
+            the links to those local servers of other parties that the module's `party_peers` names, by the party's
+            index. The loss of such a link does not end the job.
         """
 
     def on_request(self, request: Request) -> bool:
@@ -103,7 +112,7 @@ class ServerDelivery(Delivery, Protocol):
         """A local server: its members contribute no more."""
 
     def brings(self, plane: str, rank: int) -> Collection[int]:
-        """The ranks for which a member may contribute, in its plane, "local" or "global". Others are refused."""
+        """The ranks for which a member may contribute in its plane ("local" or "global"). Other ranks are refused."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -135,8 +144,8 @@ class SliceView(SliceArrays):
 class Aggregate:
     """The sum of the contributions to a slice in one round: fp32, or fp64 for fp64 slices; read-only.
 
-    weight: the sum of their weights; 0 if all members abstained, and then the array is zeros. member: the contributing
-    member if contributions are handled separately, else 0.
+    weight: the sum of the contributions' weights. If all members abstained it is 0, and the array is zeros.
+    member: the contributing member if contributions are handled separately, otherwise 0.
     """
 
     array: Array
@@ -164,8 +173,9 @@ class ReplyNow:
 class ServerAlgorithm(Protocol):
     """The server side of an algorithm. Called in the server's loop only.
 
-    asynchronous: whether a root handles each member's contribution (a party's; in a flat cluster a worker's)
-    separately, on arrival. max_staleness: how many rounds a member may then be ahead of the slowest; -1 for no limit.
+    asynchronous: whether a root handles the contribution of each member (a party, or a worker in a flat cluster)
+        separately, on arrival.
+    max_staleness: how many rounds a member may then be ahead of the slowest member; -1 for no limit.
     starts_from_value: whether a local server needs the initial value before it closes its first round.
     """
 
@@ -187,7 +197,7 @@ class ServerAlgorithm(Protocol):
 
     def keeps(self, topic: str, body: Body) -> bool:
         """Whether later answers depend on this request, so that a restarted server has to handle it again. Each
-        different request is saved once, so there should be few.
+        different request is saved once, so an algorithm should make few of them.
         """
 
 
@@ -204,15 +214,17 @@ class RowAlgorithm(ServerAlgorithm, Protocol):
     def rows_at_root(
         self, slot: SliceView, total: Rows, weight: float, member: int, optimizer: Optimizer | None
     ) -> Content | None:
-        """At a root that has a value: handle the sum of one round's rows; weight and member as in Aggregate.
+        """At a root that has a value: handle the sum of one round's rows. `weight` and `member` have the same meaning
+        as in Aggregate.
 
-        Returns the changed rows of the value, or a whole new value, or None for no update. Raises as `aggregate_global`
-        does.
+        Returns the changed rows of the value, or a whole new value, or None for no update. Raises the same errors as
+        `aggregate_global`.
         """
 
 
 class Sum:
-    """The sum of all members' contributions, without any state: for bytes, of which there is no mean and no step."""
+    """The sum of all members' contributions, without any state. For tensors of bytes, which have no mean and no step.
+    """
 
     asynchronous = False
     max_staleness = -1

@@ -1,7 +1,7 @@
-"""What a closed round results in, and the answers to its members.
+"""The results of closed rounds, and the answers to the members of a round.
 
-A root updates the value (Updater). A local server has the algorithm decide, and exchanges the sum with the root
-(Forwarder). Both send the result to all who wait for it (ResultSender).
+A root updates the value (Updater). At a local server the algorithm decides, and the server exchanges the sum with the
+root (Forwarder). Both send the result to all members that wait for it (ResultSender).
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ _Encode = Callable[[Compression, Array], Decoded]
 class Updater:
     """Gives closed rounds their results at a root, by its algorithm and optimizer. Used by the loop's thread only.
 
-    compression: this end of encoded exchanges with the parties. warn: gets a warning, once per sender and name, of
-    hyper-parameters that are ignored.
+    compression: this end of encoded exchanges with the parties.
+    warn: receives a warning, once for each sender and name, about hyper-parameters that are ignored.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Updater:
     def _new_value(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content
     ) -> Content | None:
-        """The new value, or its changed rows, or None if the value stays."""
+        """The new value, or its changed rows, or None if the value does not change."""
         algorithm = entry.algorithm
 
         def ignored(name: str, why: str) -> None:
@@ -82,7 +82,7 @@ class Updater:
         assert isinstance(algorithm, RowAlgorithm)
         new = algorithm.rows_at_root(entry, total, accumulator.weight, cohort.member, optimizer)
         if new is None and self._compression.changes:
-            return None  # sent as any other result: members keep what the codec has left of the value, all the same
+            return None  # sent as any other result: members keep the value as the codec has encoded it
         if cohort.is_sum and isinstance(new, Rows):
             new = cohort.cleared(new)
         # In an asynchronous job other parties have changed other rows meanwhile, so these are not the whole change.
@@ -94,9 +94,10 @@ class Updater:
 class Forwarder:
     """Gives closed rounds their results at a local server.
 
-    compression: this end of encoded exchanges with the roots. own_rank: returns the rank under which sums are sent;
-    None sends them under the ranks that they contain. on_result: called when the value has the root's result of a
-    round. Used by the loop's thread only.
+    compression: this end of encoded exchanges with the roots.
+    own_rank: returns the rank under which sums are sent, or None to send them under the ranks that they contain.
+    on_result: called when the value has the root's result of a round.
+    Used by the loop's thread only.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class Forwarder:
         self._on_result = on_result
 
     def decide(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> bool:
-        """Have the algorithm decide on the sum of a closed round. Returns whether the value is the round's result now;
-        otherwise the sum was sent to the root. Sums of rows always are.
+        """Let the algorithm decide on the sum of a closed round. Returns whether the value is now the round's result.
+        If it is not, the sum was sent to the root. Sums of rows are always sent to the root.
         """
         if isinstance(total, Rows):
             self._exchange(entry, cohort, accumulator, total, accumulator.weight)
@@ -158,7 +159,7 @@ class Forwarder:
         self._delivery.up(entry.root, header, payload, on_result)
 
     def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
-        """The part of the round's result needed to keep the value complete and to answer the round's members."""
+        """The part of the round's result that keeps the value complete and answers the round's members."""
         assert cohort.round is not None
         replies = {waiter.reply for waiter in cohort.round.waiting()}
         may_be_asynchronous = self._table.asynchronous or not self._table.last_round
@@ -169,7 +170,7 @@ class Forwarder:
         return Reply.FULL if entry.value is None else Reply.CHANGED
 
     def _apply(self, entry: SliceState, cohort: Cohort, found: Content) -> None:
-        """Apply the root's result of a round: the value, or the rows changed in it."""
+        """Apply the root's result of a round: the whole value, or the rows that the round changed."""
         if not isinstance(found, Rows):
             entry.value = cast(entry.algorithm.on_global(entry, found), entry.dtype)
             return
@@ -181,13 +182,14 @@ class Forwarder:
 
 
 class ResultSender:
-    """Makes results from the values of slices, encoded once for all receivers in a plane, and sends them.
+    """Makes results from the values of slices, encodes each once for all receivers in a plane, and sends them.
 
     compressions: this end of encoded exchanges with the members, by plane. A global server with workers of its own has
-    two: the parties', then these workers', who get what a party's local server makes of a result.
-
-    history: for optimizers that compensate for delay, which learn here what each member of a root is about to receive
-    and will compute its next gradient from. Used by the loop's thread only.
+        two. The first is for the parties, the second for these workers. They get a result in the form in which a
+        party's local server would send it.
+    history: for optimizers that compensate for delay. Such an optimizer learns from it which values each member of a
+        root is about to receive, and will compute its next gradient from.
+    Used by the loop's thread only.
     """
 
     def __init__(
@@ -199,15 +201,15 @@ class ResultSender:
         self._history = history
 
     def result(self, entry: SliceState, cohort: Cohort, round_: RoundState) -> Result:
-        """The result of the cohort's finished round, with what its members ask for. The value has the round, and may
-        be newer.
+        """The result of the cohort's finished round, with all that its members request. The value includes the round,
+        and may be newer.
         """
         accumulator, waiters = round_.accumulator, round_.waiting()
         changed, cohort.changed = cohort.changed, None
         enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
         unwanted = all(waiter.reply in enough for waiter in waiters)
         if changed is None and not self._table.asynchronous and any(each.spec for each in self._compressions):
-            unwanted = False  # who pulls it gets what the codec leaves of it, as the members of other servers do
+            unwanted = False  # a pull then returns the encoded value, as other servers do
         array = None if unwanted else entry.share()
         if array is not None and cohort.version != entry.version:  # the value includes other cohorts' rounds
             self._given(entry, cohort.member)
@@ -228,7 +230,7 @@ class ResultSender:
         )  # fmt: skip
 
     def answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:
-        """Send a member its part of a result. Raises BadMessage if that was not kept."""
+        """Send a member its part of a result. Raises BadMessage if that part was not kept."""
         rows = result.rows(waiter.reply, entry.row)
         if rows is not None:
             self._send(entry, waiter, round_, result, as_payload(rows, entry.dtype), form_of(rows))
@@ -244,8 +246,8 @@ class ResultSender:
         self._send(entry, waiter, round_, result, as_payload(view.array, entry.dtype), {})
 
     def answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
-        """Send the present value, or the rows of it that were asked for, or that the member has the value already. In a
-        synchronous job the value is the last round's result, as the codec left it.
+        """Send the present value, or its requested rows, or the notice that the member has the value already. In a
+        synchronous job the value is the last round's result, as the codec has encoded it.
         """
         member, version = self._table.member(waiter.rank), entry.version
         seen = () if self._table.asynchronous else entry.cohort(member).seen
@@ -293,15 +295,15 @@ class ResultSender:
         return tuple(views)
 
     def _seen(self, view: View, value: Array) -> Array | None:
-        """The value as members decode it, for optimizers that compensate for delay; None if the codec changes nothing.
+        """The value as members decode it, for optimizers that compensate for delay. None if the codec changes nothing.
         """
         return None if not self._table.asynchronous or view.array is value else view.array
 
     def _given(
         self, entry: SliceState, member: int, numbers: Array | None = None, decoded: Array | None = None
     ) -> None:
-        """Tell the optimizer that a member is about to receive the root's newest value, or these rows of it, or what a
-        codec leaves of it.
+        """Tell the optimizer that a member is about to receive the root's newest value, or these rows of it. If a codec
+        changes the value, the member receives the decoded value.
         """
         optimizer = self._history.present(entry.hyper) if self._table.asynchronous else None
         if optimizer is not None:
@@ -327,5 +329,5 @@ def _unencoded(_: Compression, array: Array) -> tuple[Array, None]:
 
 
 def plane_of(rank: int) -> int:
-    """The index of a member's compression and view: the last for central workers, else the first."""
+    """The index of a member's compression and view: the last for central workers, otherwise the first."""
     return -1 if rank >= CENTRAL else 0

@@ -1,4 +1,4 @@
-"""The interface to codecs, their specs, and decoding of what was received."""
+"""The interface to codecs, their specs, and the decoding of received payloads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,31 +21,31 @@ __all__ = [
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
-"""A payload and the header field that describes it: whether it is the elements (ENCODED) or their changes (CHANGE)."""
+"""A payload and the header field that describes it: whether it has the elements (ENCODED) or their changes (CHANGE)."""
 _FP32 = np.dtype(np.float32)
 LARGEST = 2.0**114
-"""Codecs with a residual or changes encode only elements below this: the sum of 2048 such is below 2^126, so it is
-finite in float32, and so is whatever decoding makes of their rounded values.
+"""Codecs with a residual or changes encode only elements below this. A sum of 2048 such elements is below 2^126, so it
+is finite in float32, and the elements decoded from their rounded values are finite too.
 """
 
 
 class Codec(ABC):
-    """Base class of codecs, which encode the elements of a slice in fewer bytes. Stateless; used in the thread of one
-    loop only.
+    """Base class of codecs, which encode the elements of a slice in fewer bytes. A codec is stateless, and only one
+    loop's thread uses it.
 
-    decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
-    0 keeps no residual.
+    decay: factor for the residual (the part of a contribution that the encoding lost), which is added to the next
+        contribution. 0 keeps no residual.
     momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for none.
-    bears_momentum: whether training with gradients so encoded converges if the optimizer has momentum.
-    for_local_optimizers: whether training with gradients so encoded is better if each worker runs the optimizer.
+    bears_momentum: whether training with gradients in this encoding converges if the optimizer has momentum.
+    for_local_optimizers: whether training with gradients in this encoding is better if each worker runs the optimizer.
     results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
-    union: whether a result has exactly the elements that were contributed to its round, instead of those that `encode`
-    chooses; such a codec has `only`.
-    keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can be
-    sent, and not only gradients and differences.
-    ratio: about how many times fewer bytes it makes of contributions and results; slices are cut accordingly longer,
-    see Partition.
-    accumulate: adds to residuals of float32, see kernels/vectorised.py; `prepare` may replace it by the compiled one.
+    union: whether a result has exactly the elements that were contributed to its round, instead of the elements that
+        `encode` chooses. Such a codec has `only`.
+    keeps_weights: whether each decoded element differs from the original by at most 1 % of the largest element beside
+        it. Then weights can be sent, and not only gradients and differences.
+    ratio: about how many times fewer bytes contributions and results have when encoded. Slices are longer by this
+        factor, see Partition.
+    accumulate: adds to residuals of float32, see kernels/vectorised.py. `prepare` may replace it by the compiled one.
     """
 
     decay: float = 0.0
@@ -66,7 +66,7 @@ class Codec(ABC):
         return spec
 
     def at(self, size: int, round_: int) -> "Codec | None":
-        """The codec for slices of a tensor of `size` elements in a round, the same at both ends; None for none."""
+        """The codec for slices of a tensor of `size` elements in a round, the same at both ends; None for no codec."""
         return self
 
     def only(self, indices: Array) -> "Codec":
@@ -75,8 +75,8 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, array: Array) -> memoryview:
-        """Encode a 1-D array of float32 or float64, which is not modified, to a memoryview of bytes. If `decay` is not
-        0, the magnitude of each element is below LARGEST.
+        """Encode a 1-D array of float32 or float64 to a memoryview of bytes. The array is not modified. If `decay` is
+        not 0, the magnitude of each element is below LARGEST.
         """
 
     @abstractmethod
@@ -86,8 +86,8 @@ class Codec(ABC):
         """
 
     def extract(self, array: Array, momentum: Array | None = None) -> memoryview:
-        """Encode an array and subtract from it what `decode` makes of the payload. Sets the elements of `momentum` to 0
-        that are not decoded as 0.
+        """Encode an array, and subtract from it what `decode` makes of the payload. In `momentum`, set the elements to
+        0 that `decode` does not return as 0.
         """
         payload = self.encode(array)
         sent = self.decode(payload, len(array))
@@ -98,14 +98,14 @@ class Codec(ABC):
 
 
 def no_argument(name: str, argument: str) -> None:
-    """Raise InvalidSettings if there is an argument, for a codec that takes none."""
+    """Raise InvalidSettings if a codec that takes no argument gets one."""
     if argument:
         raise InvalidSettings(f"{name}:{argument}: {name} takes no argument", f"write {name}")
 
 
 def with_numbers(name: str, argument: str, **usual: int) -> tuple[str, dict[str, int]]:
-    """The parts of an argument FIRST[,NAME=N]..., each of which may be left out: FIRST, and the whole numbers of all
-    names of `usual`, which has those that are not given. A plus may replace a comma. Raises InvalidSettings.
+    """The parts of an argument FIRST[,NAME=N]..., each of which may be left out. Returns FIRST, and the whole numbers
+    of all names in `usual`, which has the defaults. A plus may replace a comma. Raises InvalidSettings.
     """
     first, *words = argument.replace("+", ",").split(",")
     if "=" in first:
@@ -125,7 +125,9 @@ class SliceRound:
     """A slice in one round, for its codec.
 
     kept: the arrays that this process keeps with the slice.
-    dtype: code of its dtype. size: elements of its tensor. round: number of the round, 0 for none.
+    dtype: code of the slice's dtype.
+    size: elements of the slice's tensor.
+    round: number of the round, 0 for none.
     """
 
     kept: SliceArrays
@@ -136,8 +138,8 @@ class SliceRound:
 
 @lru_cache(64)
 def parse_codec(spec: str) -> Codec | None:
-    """The codec for `--compress SPEC`, the same object for each call. Raises InvalidSettings as `codecs.parse`, and for
-    one that is no Codec.
+    """The codec for `--compress SPEC`, the same object for each call. Raises InvalidSettings where `codecs.parse` does,
+    and for a plug-in that is no Codec.
     """
     made = codecs.parse(spec)
     if made is not None and not isinstance(made, Codec):
@@ -156,7 +158,7 @@ def encoded(payload: memoryview, form: Form) -> Encoded:
 
 
 def received(header: Header, payload: memoryview | None) -> Content:
-    """Decode the content of a payload; with `form` CHANGE the content is the change. Raises BadMessage, and
+    """Decode the content of a payload. With `form` CHANGE the content is the change. Raises BadMessage. Raises
     DamagedPayload for a payload that is not encoded and has a wrong size.
     """
     if header.form not in (Form.ENCODED, Form.CHANGE):

@@ -1,4 +1,4 @@
-"""Encoding of exchanges in one plane, and the per-slice state that each end keeps for it."""
+"""Encoding of exchanges in one plane, and the state that each end keeps for it in each slice."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -31,13 +31,13 @@ Plane = Literal["lan", "wan"]
 def encode_with_residual(
     codec: Codec, array: Array, kept: Arrays, *, decay: float = 1.0, momentum: float = 0.0
 ) -> memoryview | None:
-    """Encode the array, a party's contribution or a sum, together with `decay` times what was lost before.
+    """Encode the array (a party's contribution or a sum) together with `decay` times the residual.
 
-    None if the array has to be sent as it is: if it cannot be encoded, which leaves the residual as it was, or if the
-    residual has grown too large, as training diverges, which drops it.
+    Returns None if the array has to be sent unencoded. Either the array cannot be encoded, and then the residual does
+    not change. Or the residual has grown too large because training diverges, and then it is dropped.
 
-    kept: has the "residual": what was lost of one slice's arrays so far. With momentum correction (codecs/bsc.py) it
-    has its "momentum" too.
+    kept: has the "residual": what encoding has lost of one slice's arrays so far. With momentum correction
+        (codecs/bsc.py) it has the slice's "momentum" too.
     """
     for name in ("residual", "momentum") if momentum else ("residual",):
         if name not in kept:
@@ -49,7 +49,7 @@ def encode_with_residual(
     if fits:
         return codec.extract(residual, velocity if momentum else None)
     if can_encode(array):
-        # The array alone would fit, so it is the residual that has overflowed: it would spoil every later round.
+        # The array alone would fit, so the residual has overflowed. It would spoil every later round.
         del kept["residual"]
         kept.pop("momentum", None)
     return None
@@ -61,32 +61,31 @@ def can_encode(array: Array) -> bool:
 
 
 Decoded = tuple[Array | Callable[[], Array], Encoded | None]
-"""What the receivers of an encoded array decode, or a function that decodes it, and the encoding; None if it is sent
-as it is.
+"""What the receivers of an encoded array decode, or a function that decodes it, and the encoding. None if the array
+is sent unencoded.
 """
 
 
 class Compression:
-    """One process's end of the encoded exchanges in one plane: between local and global servers (`--compress`; in a
-    flat cluster between workers and servers), or between workers and their servers (`--compress-lan`). A local server
-    has two: one for each of these planes.
+    """One process's end of the encoded exchanges in one plane. With `--compress` this plane is between local and global
+    servers (in a flat cluster between workers and servers). With `--compress-lan` it is between workers and their
+    servers. A local server has two ends: one for each of these planes.
 
-    A contribution is encoded once; a retransmission sends the same bytes. A server encodes a round's result once for
-    all receivers in the plane. Receivers of plain elements get the decoded elements, so all receivers have the same
+    A contribution is encoded once, and a retransmission sends the same bytes. A server encodes a round's result once
+    for all receivers in the plane. Receivers of plain elements get the decoded elements, so all receivers have the same
     values. The server's own value stays exact, so errors do not accumulate. Initial values and rows are not encoded.
 
     A change is relative to the last result that all receivers have (the *reference*, kept at both ends). So the part
     that the codec loses in one change is in the next change. Sums have no reference: the lost part is kept as a
-    residual, and added to the next sum. Arrays with elements that are not finite, or of LARGEST and more, are sent
-    unencoded.
+    residual, and added to the next sum. An array is sent unencoded if some elements are not finite, or are LARGEST or
+    more.
 
-    An end keeps its arrays between rounds with the slice, in the part "codec-wan" or "codec-lan". "residual" and
-    "momentum" are for the contributions that it encodes, "reference" is for the results that it receives, and
-    "reference/COHORT" and "contributed/COHORT" are for the results that it sends.
+    Between rounds an end keeps its arrays with the slice, in the part "codec-wan" or "codec-lan". It keeps "residual"
+    and "momentum" for the contributions that it encodes, and "reference" for the results that it receives. It keeps
+    "reference/COHORT" and "contributed/COHORT" for the results that it sends.
 
     plane: which links the codec is for.
-    gradients: whether contributions are gradients, to which the codec's momentum belongs, and not differences of
-    weights.
+    gradients: whether contributions are gradients, for which the codec corrects momentum, or differences of weights.
     bytes: the total encoded so far, (before, after) encoding.
     """
 
@@ -99,7 +98,7 @@ class Compression:
         self.set(spec)
 
     def set(self, spec: str) -> None:
-        """Use this codec from now on. Raises InvalidSettings if another one is in use."""
+        """Use this codec from now on. Raises InvalidSettings if another codec is in use."""
         codec = parse_codec(spec)
         if self.spec and (not codec or spec != self.spec):
             what = f"gradient compression {spec or 'none'} where {self.spec} is in use"
@@ -150,7 +149,7 @@ class Compression:
             self._kept(where.kept).setdefault(f"reference/{member}", reference)
 
     def contributed(self, where: SliceRound, total: Content) -> None:
-        """Note the elements contributed to a round whose results are values, for codecs that send the changes of these.
+        """Note the elements contributed to a round. Codecs that send the changes of values use them.
         """
         codec, kept = self._codec_at(where), self._kept(where.kept)
         if codec is not None and codec.union:
@@ -160,7 +159,7 @@ class Compression:
                 noted[_dense(total, len(reference)) != 0] = 1
 
     def result(self, where: SliceRound, member: int, array: Array, *, is_sum: bool) -> Decoded:
-        """The result of a cohort's round as every receiver sees it, in the slice's dtype, and its encoding if there is
+        """The result of a cohort's round as every receiver sees it, in the slice's dtype, and its encoding if it has
         one.
         """
         codec = self._codec_at(where)
@@ -170,8 +169,9 @@ class Compression:
             return self.newest(where, array)
         exact = array.astype(exact_dtype(where.dtype), copy=False)
         kept, name = self._kept(where.kept), f"reference/{member}"
-        # Two ways to lose nothing in the long run. A value differs little from the last one, so its change is encoded.
-        # A sum is no successor of the last sum, so it is encoded itself, and what that loses is added to the next.
+        # Two ways to lose nothing in the long run. A value differs little from the last one, so the change is encoded.
+        # A sum does not follow from the last sum, so the sum itself is encoded, and the lost part is added to the next
+        # sum.
         if is_sum:
             kept.pop(name, None)  # the members' reference is this sum now, not the last value
             payload = encode_with_residual(_only(codec, exact), exact, kept)
@@ -183,14 +183,14 @@ class Compression:
             kept[name] = exact
             return array, None
         payload = self._count(_only(codec, noted).encode(change), array, where)
-        # The reference is what the receivers decode, not the exact value. So what this change loses is in the next one:
-        # no residual is needed, and both ends have the same reference to the bit.
+        # The reference is what the receivers decode, not the exact value. So what this change loses is in the next
+        # change: no residual is needed, and both ends have the same reference to the bit.
         new = cast(reference + codec.decode(payload, len(array)), where.dtype)
         kept[name] = new.astype(exact_dtype(where.dtype), copy=False)
         return new, encoded(payload, Form.CHANGE)
 
     def forget(self, arrays: SliceArrays, member: int) -> None:
-        """Drop a cohort's reference after a round that changed only rows, since not every member has the value. The
+        """Drop a cohort's reference after a round that changed only rows, because not every member has the value. The
         next result is sent exact.
         """
         self._kept(arrays).pop(f"reference/{member}", None)
@@ -210,10 +210,11 @@ class Compression:
         return "reference" in self._kept(arrays)
 
     def value_of(self, arrays: SliceArrays, found: Content, dtype: int, form: Form) -> Content:
-        """The value that a received result makes, which becomes the reference. Rows are returned as they are."""
+        """The value that a received result yields. It becomes the reference. Rows are returned as they are."""
         kept = self._kept(arrays)
         if isinstance(found, Rows):
-            # Others may have received all elements of this round, and the next change is to those.
+            # Other members may have received all elements of this round, and the next change is relative to those
+            # elements.
             kept.pop("reference", None)
         if not self.changes or isinstance(found, Rows):
             return found
@@ -223,7 +224,7 @@ class Compression:
 
     def pulled(self, arrays: SliceArrays, result: Header, found: Content) -> Content:
         """The content of a value pulled before this process's first round. An initial value becomes the reference of
-        the first change, unless the first round's result has overtaken it, which has one already.
+        the first change. But if the first round's result has overtaken it, that result is the reference already.
         """
         if result.value or self.has_reference(arrays):
             return found
@@ -252,7 +253,9 @@ class Compression:
 
 
 def _only(codec: Codec, contributed: Array | None) -> Codec:
-    """The codec for a result: of the elements that were contributed (not 0) if it sends only these."""
+    """The codec for a result. If it sends only the elements that were contributed (not 0), the codec for these
+    elements.
+    """
     return codec.only(np.flatnonzero(() if contributed is None else contributed)) if codec.union else codec
 
 
@@ -261,9 +264,11 @@ def _dense(total: Content, length: int) -> Array:
 
 
 class ServerCompression:
-    """wan: between local and global servers (`--compress`); in a flat cluster with the workers. lan: with workers
-    (`--compress-lan`). below: those with this server's members, see ResultSender.
+    """One end for each plane.
 
+    wan: the codec between local and global servers (`--compress`); in a flat cluster, between workers and servers.
+    lan: the codec between workers and their servers (`--compress-lan`).
+    below: the ends of exchanges with this server's members, see ResultSender.
     gradients: see Compression. Momentum is corrected once, where gradients are encoded first.
     """
 

@@ -1,8 +1,8 @@
-"""Selects the optimizer that a root runs on a slice in a round: the first one, or one set after training started.
+"""Selects the optimizer that a root runs on a slice in a round: the first optimizer, or one set during training.
 
 When a worker sets another optimizer, neither all workers nor all slices are in the same round. So a later optimizer is
 only registered when it is set. In each slice it takes over in the first round in which a contribution names its serial
-number, or in a round determined by a master that does not train. Both are the same round at all roots.
+number. Or a master that does not train determines the round. Both are the same round at all roots.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,16 @@ __all__ = ["Hyper", "OptimizerHistory", "Successor"]
 Hyper = dict[str, float]
 
 _KEPT = 65
-"""Optimizers kept for slices, which may be in different rounds; and so many that are still to come."""
+"""Limits: optimizers kept for slices, which may be in different rounds; optimizers that no slice uses yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A later optimizer with per-key hyper-parameters. `by_round`: the first round of each key that it updates; keys
-    not in it are updated from their first round. Without `by_round`, contributions name the optimizer.
-    by: the process that has set it.
+    """A later optimizer with per-key hyper-parameters.
+
+    by_round: the first round of each key that the optimizer updates. If `by_round` lacks a key, the optimizer updates
+        it from the key's first round. Without `by_round`, contributions name the optimizer.
+    by: the process that has set the optimizer.
     """
 
     optimizer: Optimizer | None
@@ -34,7 +36,7 @@ class Successor:
     by: str = ""
 
     def begins(self, key: int, round_: int) -> bool:
-        """Whether it updates the key in this round, regardless of contributions."""
+        """Whether the optimizer updates the key in this round, regardless of contributions."""
         return self.by_round is not None and round_ >= self.by_round.get(key, 1)
 
 
@@ -42,10 +44,10 @@ class OptimizerHistory:
     """The optimizers set so far. A slice's own hyper-parameters, including its optimizer's serial number, are stored
     with the slice.
 
-    on_workers: class name of an optimizer that runs on the workers from serial number `since` on, else "". Then a root
-    runs none and only checks that all workers run one.
+    on_workers: class name of an optimizer that runs on the workers from serial number `since` on, otherwise "". Then a
+        root runs no optimizer, and only checks that all workers run one.
     taken: the newest serial number that a slice has.
-    uses: how often one has replaced all earlier ones.
+    uses: how often an optimizer has replaced all earlier ones.
     Used by the loop's thread only.
     """
 
@@ -67,8 +69,8 @@ class OptimizerHistory:
         self.uses += 1
 
     def add(self, serial: int, successor: Successor) -> None:
-        """Register an optimizer that takes over slice by slice. Drops those that no slice and no contribution in flight
-        can have; of those to come only the same process's.
+        """Register an optimizer that takes over slice by slice. Drops optimizers that no slice and no contribution in
+        flight can have. Of the optimizers that no slice uses yet, it drops only the same process's.
         """
         self._known[serial] = successor
         present = [known for known in sorted(self._known) if known <= self.taken]
@@ -77,12 +79,12 @@ class OptimizerHistory:
             del self._known[old]
 
     def knows(self, serial: int) -> bool:
-        """Whether it is registered, and not dropped."""
+        """Whether the optimizer is registered, and not dropped."""
         return serial in self._known
 
     def leave_to_workers(self, kind: str, worker: str, of: int, serial: int) -> None:
-        """Record that this worker runs an optimizer of this class itself, as all `of` training workers have to; "" for
-        a master that requests it and does not train.
+        """Record that this worker runs an optimizer of this class itself. All `of` training workers have to run it. The
+        worker is "" for a master that requests this and does not train.
         """
         if serial != self.since:
             self._workers.clear()
@@ -95,11 +97,12 @@ class OptimizerHistory:
         self, entry: SliceState, round_: int, news: Mapping[str, float],
         ignored: Callable[[str, str], None] = lambda _, __: None,
     ) -> Optimizer | None:  # fmt: skip
-        """The optimizer for this round of a slice, configured with the slice's hyper-parameters, which are updated from
-        `news` in place. If it is another one than before, the arrays of that are dropped.
+        """The optimizer for this round of a slice, with the slice's hyper-parameters. Updates the hyper-parameters from
+        `news` in place. If the optimizer differs from the one before, drops the earlier one's arrays.
 
-        ignored: gets the name of each hyper-parameter that is not used, because its optimizer is not known or does not
-        take it, and why. Raises InvalidSettings if an optimizer should run on the workers and some lack it.
+        ignored: gets the name of each hyper-parameter that is not used, and why: its optimizer is unknown, or does not
+            take it.
+        Raises InvalidSettings if an optimizer should run on the workers and some lack it.
         """
         key, hyper = entry.key, entry.hyper
         now = int(hyper.get(SERIAL, 0))
@@ -115,7 +118,7 @@ class OptimizerHistory:
             entry.optimizer_state.clear()
             hyper.clear()
             hyper[SERIAL] = asked
-        if int(news.get(SERIAL, 0)) >= now:  # else they are meant for a replaced optimizer
+        if int(news.get(SERIAL, 0)) >= now:  # otherwise they are for a replaced optimizer
             hyper.update(_without_serial(news))
         chosen = self.present(hyper)
         if chosen is not None:
@@ -136,7 +139,7 @@ class OptimizerHistory:
 
     @staticmethod
     def _drop_unusable(chosen: Optimizer, hyper: Hyper, ignored: Callable[[str, str], None]) -> None:
-        """Remove from `hyper` what this optimizer does not take."""
+        """Remove from `hyper` the hyper-parameters that this optimizer does not take."""
         for name, value in _without_serial(hyper).items():
             try:
                 chosen.tune({name: value})

@@ -1,4 +1,4 @@
-"""The rounds of a slice: the sum of a round's contributions, who waits for its result, and the result itself."""
+"""The rounds of a slice: the sum of a round's contributions, the members that wait for its result, and the result."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 SERIAL = "optimizer"
-"""Name of the hyper-parameter by which a contribution asks for the optimizer of this serial number, from 1 on."""
+"""Hyper-parameter with which a contribution requests an optimizer, by the optimizer's serial number (from 1 on)."""
 
 
 def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str, float]:
@@ -34,17 +34,18 @@ def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str,
 
 
 class Overlap(BadMessage):
-    """A merged contribution some of whose ranks have come by another way."""
+    """Some ranks of a merged contribution have arrived by another way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """A member's message for one slice and round.
 
-    ranks: those whose contributions it has merged.
-    array: read-only elements or rows. Without it the contribution abstains: it counts as received and adds nothing.
-    done: returns the credit of its message.
-    sender: the member whose link brought it, which may be another that passed it on.
+    ranks: the ranks whose contributions the message contains.
+    array: read-only elements or rows. Without an array the contribution abstains: it counts as received and adds
+        nothing.
+    done: returns the credit of the message.
+    sender: the member whose link brought the message. It may have passed on another member's message.
     """
 
     ranks: tuple[int, ...]
@@ -56,7 +57,9 @@ class Contribution:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ranks whose windows it may occupy: the sender's rank, and the ranks of members for which it sends."""
+        """The ranks whose windows it may occupy: the sender's rank, and the ranks of members for which the sender
+        sends.
+        """
         return self.ranks if self.sender is None else (*self.ranks, self.sender)
 
 
@@ -65,16 +68,18 @@ class Accumulator:
     """Sums the contributions to one slice in one round.
 
     Contributions may arrive in any order, but floating-point sums depend on the order. So contributions are added in
-    rank order, and one that arrives before a lower rank's is parked. Results have the same bits in every run. Credit is
-    returned only when the round is complete. So no member is ahead of another by more than its window, and results
-    leave a shared link as evenly as contributions arrive.
+    rank order, and a contribution that arrives before a lower rank's is parked. Results have the same bits in every
+    run. Credit is returned only when the round is complete. So no member is ahead of another by more than its window,
+    and results leave a shared link as evenly as contributions arrive.
 
     total: the sum, fp32 (fp64 for fp64 contributions); Rows as long as only rows were received; None if all abstained.
-    With a single contribution it may be that contribution's own, read-only array.
-    ranks: the ranks added so far. weight: the sum of their weights.
-    hyper: the hyper-parameters that any of these ranks sent, without those for an older optimizer.
-    conflicts: names to which ranks gave different values, with the other value; the lower rank's is in `hyper`.
-    set_by: for each hyper-parameter, the lowest rank of the contribution with it.
+        With a single contribution it may be that contribution's own, read-only array.
+    ranks: the ranks added so far.
+    weight: the sum of their weights.
+    hyper: the hyper-parameters that any of these ranks sent, without hyper-parameters of an older optimizer.
+    conflicts: names to which ranks gave different values, with one differing value; the lower rank's value is in
+        `hyper`.
+    set_by: for each hyper-parameter, the lowest rank of the contribution that has it.
     """
 
     total: Content | None = None
@@ -89,9 +94,9 @@ class Accumulator:
     _owned: bool = False
 
     def park(self, contribution: Contribution) -> bool:
-        """Keep a contribution for `merge`. Returns False for a duplicate, that is if all of its ranks are present.
+        """Keep a contribution for `merge`. Returns False for a duplicate, of which all ranks are present.
 
-        A merged contribution replaces the parked ones that it includes. Raises Overlap for any other overlap,
+        A merged contribution replaces the parked contributions that it includes. Raises Overlap for any other overlap,
         because some rank would count twice.
         """
         if self.has(contribution.ranks):
@@ -186,7 +191,8 @@ class Accumulator:
 class Waiter:
     """A member waiting for a result.
 
-    rank: its rank among the contributors. ranks: those that it brings. request: number of its request.
+    rank: its rank among the contributors. ranks: the ranks whose contributions it brings. request: number of its
+        request.
     reply: see wire.Reply. codec: accepted encoding of the result, "" for none.
     follows: whether the member has the previous round's result, to which a change could be applied.
     newest: of a pull: it wants the value after other members' rounds, and not an initial value.

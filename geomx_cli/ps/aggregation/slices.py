@@ -25,13 +25,19 @@ MAX_SLICES = 1_000_000
 class SliceState(SliceView):
     """One slice of a server. It owns the value and, in its parts, all other arrays that are kept with the slice.
 
-    algorithm: decides on its rounds. root: rank of the global server that owns it.
-    length, offset: in elements of the tensor. row: elements in a row. size: elements of the tensor. dtype: its code.
+    algorithm: decides on its rounds.
+    root: rank of the global server that owns it.
+    length, offset: its length, and its first element's position in the tensor, in elements.
+    row: elements in a row.
+    size: elements of the tensor.
+    dtype: code of its dtype.
     shard: see Tensor.
-    forwarded: rounds sent to the root. fetching: the value was requested from the root.
-    pulls: those that wait for the value, by request number.
+    forwarded: rounds sent to the root.
+    fetching: whether the value was requested from the root.
+    pulls: the pulls that wait for the value, by request number.
     hyper: the hyper-parameters set for its optimizer.
-    initial_digest: at a local server, of the first PUSH. initial_from: the process whose PUSH came first.
+    initial_digest: at a local server, the digest of the first PUSH.
+    initial_from: the process whose PUSH came first.
     """
 
     algorithm: ServerAlgorithm
@@ -49,7 +55,7 @@ class SliceState(SliceView):
     hyper: dict[str, float] = field(default_factory=dict)
     initial_digest: bytes = b""
     initial_from: str = ""
-    _own: Array | None = None  # the value, while no one else may read it: then it is written in place
+    _own: Array | None = None  # the value, while no other object may read it: then it is written in place
 
     @property
     def id(self) -> tuple[int, int]:
@@ -57,7 +63,7 @@ class SliceState(SliceView):
         return (self.key, self.index)
 
     def size_in_bytes(self, rows: int | None = None) -> int:
-        """The size of the value, or of so many rows of it."""
+        """The bytes of the value, or of so many rows of it."""
         return (self.length if rows is None else rows * self.row) * DTYPES[self.dtype].itemsize
 
     def in_round(self, number: int) -> SliceRound:
@@ -74,13 +80,13 @@ class SliceState(SliceView):
         rows.write_to(self._own)
 
     def share(self) -> Array:
-        """The value. Others may read it from now on, so it is not modified in place any more."""
+        """The value. Others may read it from now on, so it is no longer modified in place."""
         assert self.value is not None
         self._own = None
         return self.value
 
     def was_given(self, expected: bytes) -> bool:
-        """Whether this digest is of the initial value, as far as that is known, or of the present one."""
+        """Whether this is the digest of the initial value, if that is known, or of the present value."""
         value = self.value
         return expected == self.initial_digest or (value is not None and self.digest_of(value) == expected)
 
@@ -100,17 +106,18 @@ class SliceTable:
     """All slices of one server. Used by the loop's thread only.
 
     roots: returns the number of roots above; None at a root.
-    required_contributors: returns the ranks that owe contributions, None while no round may close.
+    required_contributors: returns the ranks that owe contributions; None while no round may close.
     cohort_of: maps a rank to the number of its cohort in an asynchronous job.
-    shard_of: maps a rank to the shard that it contributes, EVERY for one that contributes all.
+    shard_of: maps a rank to the shard that it contributes; EVERY for a rank that contributes all shards.
     declared: whether the slice in a header was declared, as far as this server knows.
-
-    asynchronous: whether the roots handle each party's contributions separately; a local server learns it from their
-    results. takes_rows: whether the algorithm takes sums of rows.
+    asynchronous: whether the roots handle each party's contributions separately. A local server learns this from their
+        results.
+    takes_rows: whether the algorithm accepts sums of rows.
     finished: the highest finished round of each cohort number, in any slice.
-    contributed: the highest of all to which a member has contributed.
+    contributed: the highest round to which any member has contributed.
     moves: increases with every change that may affect which contributions are missing.
-    came: counts the contributions of each rank. bytes: of the values of all slices.
+    came: counts the contributions of each rank.
+    bytes: the bytes of all slices' values.
     """
 
     def __init__(
@@ -174,7 +181,7 @@ class SliceTable:
         return entry
 
     def _algorithm_for(self, dtype: int) -> ServerAlgorithm:
-        """Bytes are what collective operations carry: an algorithm that updates values must not touch them."""
+        """Collective operations carry bytes. An algorithm that updates values must not touch them."""
         return Sum() if self.algorithm.starts_from_value and DTYPES[dtype].kind != "f" else self.algorithm
 
     def trains(self, entry: SliceState) -> bool:
@@ -188,8 +195,9 @@ class SliceTable:
         return self._cohort_of(rank) if self.asynchronous and self.is_root else 0
 
     def contributes(self, entry: SliceState | None, rank: int) -> bool:
-        """Whether this rank contributes to the slice: to a shard's, only one of a party's workers does. entry: None for
-        a slice of which no message has come.
+        """Whether this rank contributes to the slice. To a shard's slice, only one worker of each party contributes.
+
+        entry: None for a slice of which no message has arrived.
         """
         return entry is None or entry.shard == EVERY or self._shard_of(rank) in (EVERY, entry.shard)
 
@@ -199,7 +207,7 @@ class SliceTable:
         return [rank for rank in ranks if self.member(rank) == cohort.member]
 
     def too_far_behind(self, entry: SliceState, cohort: Cohort) -> set[int]:
-        """The ranks that are behind this cohort by more than the bound on staleness; its next result waits for them."""
+        """The ranks that are behind this cohort by more than the bound on staleness. Its next result waits for them."""
         bound = self.algorithm.max_staleness
         if not self.asynchronous or bound < 0 or not self.is_root:
             return set()
@@ -249,8 +257,8 @@ class SliceTable:
             entry.pulls.pop(link, None)
             for cohort in entry.cohorts.values():
                 for own in cohort.round.waiters.values() if cohort.round is not None else ():
-                    # Keep the newest request: the forms of a result depend on the waiting requests. The link drops an
-                    # answer to a request of an earlier life.
+                    # Keep the newest request, because the waiting requests decide the forms of a result. The link drops
+                    # an answer to a request of an earlier life.
                     for request in [request for request, waiter in own.items() if waiter.link is link][:-1]:
                         del own[request]
 
@@ -260,16 +268,17 @@ class SliceTable:
         return max(self.finished.values(), default=0)
 
     def closed(self) -> dict[int, int]:
-        """The highest round of each key that is decided in any of its slices."""
+        """The highest round of each key that is decided in at least one of its slices."""
         found: dict[int, int] = {}
         for (key, _), entry in self.entries.items():
             found[key] = max(found.get(key, 0), *(cohort.closed for cohort in entry.cohorts.values()), 0)
         return {key: round_ for key, round_ in found.items() if round_}
 
     def switch_to_async(self) -> bool:
-        """Switch a root to handling each member's contributions separately, including those waiting for others.
+        """Switch a root to handling each member's contributions separately, including contributions that wait for
+        others.
 
-        Returns False if a round is finished, or if contributions were already added up, here or before they were sent.
+        Returns False if a round is finished, or if contributions were already summed, here or before they were sent.
         """
         if self.asynchronous:
             return True
@@ -294,8 +303,8 @@ class SliceTable:
         return self._open.values()
 
     def oldest(self) -> tuple[int, float, frozenset[int]] | None:
-        """The first-opened round that waits for members: its number, when it was opened (time.monotonic seconds), and
-        the missing members' ranks. If none waits for members, the first-opened round, with no ranks.
+        """The first-opened round that waits for members. Returns its number, when it was opened (time.monotonic
+        seconds), and the missing members' ranks. If no round waits for members: the first-opened round, with no ranks.
         """
         first = None
         for entry, cohort, round_ in self._open.values():
@@ -330,6 +339,6 @@ class SliceTable:
         }
 
     def replace(self, part: str, arrays: Mapping[tuple[int, int], Arrays]) -> None:
-        """Give each slice these arrays in a part; slices without any lose theirs."""
+        """Give each slice these arrays in a part. A slice for which there are none loses its arrays in this part."""
         for where, entry in self.entries.items():
             entry.parts[part] = arrays.get(where, {})

@@ -1,7 +1,7 @@
 """Detects stragglers and names them before the patience of the waiting processes ends.
 
-Workers only see that a result is missing. The server above them knows whose contribution is missing; a root knows which
-party has not contributed, and asks that party's server which worker it is.
+Workers only see that a result is missing. The server above them knows whose contribution is missing. A root knows which
+party has not contributed, and asks this party's server for the worker that is the cause.
 """
 
 import time
@@ -23,15 +23,15 @@ __all__ = ["DeadlockBreaker", "PendingWait", "SHARE", "STALLED_AFTER", "Straggle
 
 # Breaks deadlocks between members whose windows are full of contributions that wait for each other. A contribution
 # occupies its sender's window until its round is complete. If members send slices in different orders, each may fill
-# its window with slices that wait for the other's. That is usual: urgent slices overtake others only where a link is
-# slow, so a member behind a slow link sends in another order than one beside the server. Also, a round at one root may
-# wait for a party whose workers' windows are full of contributions that wait at another root. The cure is to ask the
-# blocked members for the missing slices, which are then sent without waiting for credit.
+# its window with slices that wait for the other's. This is usual: urgent slices overtake others only where a link is
+# slow, so a member behind a slow link sends in a different order from a member beside the server. Also, a round at one
+# root may wait for a party whose workers' windows are full of contributions that wait at another root. The cure is to
+# ask the blocked members for the missing slices, which they then send without waiting for credit.
 
 STALLED_AFTER = 0.01
 """Seconds after which a round without some members' contributions may be stuck."""
 SHARE = 0.05
-"""Part of the time that checks may take."""
+"""The share of the time that checks may take."""
 MAX_ASKED = 64
 MAX_WANTED = 65_536
 
@@ -41,8 +41,8 @@ _Where = tuple[int, int, int, int]  # key, slice, cohort number, round
 class DeadlockBreaker:
     """Finds slices that wait for blocked members, and requests them. Used by the loop's thread only.
 
-    links_of: returns the links of a rank. notify_roots: reports to the roots that members of this party are stuck; None
-    at a root.
+    links_of: returns the links of a rank.
+    notify_roots: reports to the roots that members of this party are stuck; None at a root.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class DeadlockBreaker:
         self._table = table
         self._links_of = links_of
         self._notify_roots = notify_roots
-        # members blocked at other roots, and how many contributions they had sent here by then
+        # members that are blocked at other roots, and how many contributions they had sent here by then
         self._elsewhere: dict[int, int] = {}
-        self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and for which round
+        self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and the round that it lacks
         self._asked: dict[_Where, set[int]] = {}  # the members that were asked out of order for each contribution
         self._moves = self._notified = 0
-        self._next, self._pending = 0.0, False  # when to check again while contributions come
+        self._next, self._pending = 0.0, False  # when to check again while contributions arrive
 
     def check(self) -> None:
         """Ask blocked members for missing slices, so that no order of pushes can deadlock.
 
-        Only slices that this completes are requested. Any other would wait as well, and while a slow member keeps
-        everyone waiting its memory would be wasted.
+        Only slices that these contributions complete are requested. Any other slice would wait too. Then its memory
+        would be wasted while a slow member makes all others wait.
 
-        Call every STALLED_AFTER seconds. It is cheap if nothing has changed since it last found nothing to request, and
-        takes at most SHARE of the time while contributions arrive, however many slices are open.
+        Call every STALLED_AFTER seconds. It is cheap if nothing has changed since it last found nothing to request.
+        While contributions arrive, it takes at most SHARE of the time, however many slices are open.
         """
         now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
         self._pending = self._pending or changed
@@ -76,7 +76,7 @@ class DeadlockBreaker:
         self._next = end + (end - now) / SHARE
 
     def request_slice(self, key: int, index: int, round_: int) -> None:
-        """Complete this slice, even if no member has sent any of it: a root waits for the slice, and this party is
+        """Complete this slice, even if no member has sent any of it. A root waits for the slice, and this party is
         stuck.
         """
         if len(self._wanted) < MAX_WANTED:
@@ -95,11 +95,11 @@ class DeadlockBreaker:
             asked.discard(rank)
 
     def on_root_reconnect(self) -> None:
-        """A root has a new connection: the last report may have been lost, so send it again."""
+        """A root has a new connection. The last report may have been lost, so send it again."""
         self._pending, self._notified = True, -1
 
     def _ask(self, now: float) -> bool:
-        """Request missing slices; False if there are none and no open round is still too young to judge."""
+        """Request missing slices. Returns False if none are missing, and every open round is old enough to judge."""
         stuck = {rank for rank, came in self._elsewhere.items() if came == self._table.came[rank]}
         stuck.update(*(round_.accumulator.without_credit() for _, _, round_ in self._table.open_rounds()))
         known, self._asked = self._asked, {}
@@ -111,8 +111,8 @@ class DeadlockBreaker:
             missing = set(self._table.members(entry, cohort))
             if round_ is not None:
                 missing = round_.accumulator.missing(missing)
-            # Only if every missing member is itself blocked will asking them complete the round; a member that is
-            # merely slow is left alone.
+            # Requests complete the round only if every missing member is itself blocked. A member that is merely slow
+            # gets no request.
             if not missing <= stuck or count >= MAX_ASKED:
                 continue
             if round_ is not None and now - round_.started < STALLED_AFTER:
@@ -125,13 +125,13 @@ class DeadlockBreaker:
                     link.request_slice(key, index, number)
         if stuck and not count and not young and self._notify_roots is not None and self._notified != self._table.moves:
             self._notified = self._table.moves
-            # No slice here can be completed by asking: the members may be blocked at another root, so tell the roots.
+            # Requests complete no slice here. The members may be blocked at another root, so tell the roots.
             self._notify_roots()
         return count > 0 or young
 
     def _waiting(self) -> Iterator[tuple[tuple[int, int], SliceState | None, Cohort]]:
-        """The slices whose next round waits for members, as some member has sent it or a later one, or a root wants it;
-        with their states, None before the first message.
+        """The slices whose next round waits for members, because a member has sent this round or a later one, or a root
+        wants it. With the slices' states, None before the first message.
         """
         found = {(entry.id, cohort.member): (entry, cohort) for entry, cohort, _ in self._table.open_rounds()}
         entries: dict[tuple[int, int], SliceState] = self._table.entries
@@ -149,15 +149,15 @@ class DeadlockBreaker:
 
 
 WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
-"""Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""
+"""Parts of the option `patience`. A party's own server sees more than a root, so it reports first."""
 ANSWER = 1.0
 LATE, MOST_NAMES = 10.0, 5
-"""Seconds after which status says who is awaited, and names in that."""
+"""Seconds after which status names the awaited processes, and at most how many names it has."""
 
 
 @dataclass(frozen=True)
 class PendingWait:
-    """Since `began` (time.monotonic seconds) members wait for these ranks, which have not done `what`."""
+    """Since `began` (time.monotonic seconds) members wait for these ranks, which have not yet done `what`."""
 
     what: str
     began: float
@@ -168,12 +168,12 @@ class PendingWait:
 class StragglerMonitor:
     """Warns at half of the patience, and fails the job with PeerLost near its end. Used by the loop's thread only.
 
-    The clock restarts with any traffic on a link to the awaited members or behind it, and while their training code
-    runs (Activity), so neither a slow link nor a long evaluation ends a job. The clock stops while one of these links
-    is silent; the option `silence` covers this case.
+    The clock restarts with any traffic on a link to the awaited members or behind it. It also restarts while their
+    training code runs (Activity). So neither a slow link nor a long evaluation ends a job. The clock stops while one of
+    these links is silent, because the option `silence` covers this case.
 
-    waits: returns the current waits for live members; deaths are detected elsewhere. A server whose members have all
-    contributed waits for the roots and blames no one.
+    waits: returns the current waits for live members. Deaths are detected elsewhere. A server whose members have all
+        contributed waits for the roots, and blames no process.
     """
 
     def __init__(self, node: Node, members: ServerMembers, waits: Callable[[], Iterable[PendingWait]]) -> None:
@@ -187,13 +187,13 @@ class StragglerMonitor:
         self._node.loop.every(min(1.0, self._node.patience / 40), self._poll)
 
     def stragglers(self) -> list[str]:
-        """The processes that members wait for here; all training processes if no one is waiting yet."""
+        """The processes that members wait for here. If no member waits yet, all training processes."""
         for wait in self._waits():
             return self._members.names(wait.ranks)
         return self._members.names(self._members.training())
 
     def awaited(self) -> str:
-        """Some of the processes that others have been waiting for here for a while, whatever the reason; "" for none.
+        """Some of the processes that others have awaited here for a while, whatever the reason; "" for none.
         """
         late = (wait.ranks for wait in self._waits() if time.monotonic() - wait.began > LATE)
         return ", ".join(self._members.names(frozenset[int]().union(*late))[:MOST_NAMES])
@@ -214,7 +214,7 @@ class StragglerMonitor:
     def _find(self, wait: PendingWait, say: Callable[[Sequence[str], str], None]) -> None:
         """Call `say` with the names of the awaited processes and the reason, after the parties' servers have answered.
 
-        A server that does not answer, or reports that none of its workers is the cause, is named itself.
+        If a server does not answer, or reports that none of its workers is the cause, the server itself is named.
         """
         found: dict[Link, list[str]] = {}
         links = [(rank, self._members.links(rank)[0]) for rank in sorted(wait.ranks)]

@@ -1,11 +1,12 @@
-"""The sending side of an exchange: contributions go up to the servers that own the slices, results come back.
+"""The sending side of an exchange: it sends contributions to the servers that own the slices, and receives results.
 
-A contribution is kept until its result arrives, so that it can be retransmitted. After a lost connection the server is
-queried first: if it has the contribution, or even its result, the contribution is not sent again. The same query
-follows a result that was damaged on the way. Servers use this towards the roots, workers towards their servers.
+A contribution is kept until its result arrives, so that it can be retransmitted. After a lost connection the sender
+first queries the server. If the server has the contribution, or even its result, the contribution is not sent again.
+The sender makes the same query if a result was damaged on the way. Servers use this module towards the roots, and
+workers towards their servers.
 
-A repeat has the number of its request, and servers recognise contributions by round and rank. So however often a
-contribution is sent, and by which way, it counts once, and its result is delivered once.
+A repeat has the number of its request, and servers recognise contributions by round and rank. So a contribution counts
+once, and its result is delivered once, however often and by which way the contribution is sent.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind
 __all__ = ["OnResult", "Transmit", "UpstreamClient"]
 
 MAX_REPEATS = 3
-"""Repeats of one request because it or its result was damaged on the way."""
+"""Limit on the repeats of one request because the request or its result was damaged on the way."""
 
 OnResult = Callable[[Header, Content], None]
 Transmit = Callable[[Header], None]
@@ -34,8 +35,10 @@ OnPassed = Callable[[Header, memoryview | None], None]
 class _Pending:
     """A request without a result.
 
-    asked: the server was asked whether it has the contribution, and has not answered. repeats: because of damage.
-    on_passed: of another process's request, gets the result as it came. on_repeat: see UpstreamClient.send.
+    asked: whether the server was asked if it has the contribution, and has not answered.
+    repeats: how often damage made a repeat necessary.
+    on_passed: for another process's request: receives the result as it arrived.
+    on_repeat: see UpstreamClient.send.
     """
 
     link: Link
@@ -52,10 +55,10 @@ class UpstreamClient:
     """The requests pending at the servers above, or at other receivers of contributions. Used by the loop's thread
     only.
 
-    incarnation: of this process.
-    links: to the servers above, by rank.
-    peers: to the local servers of other parties, by the party's index, or to other workers of the plane, by rank, if
-    the delivery uses them.
+    incarnation: this process's incarnation.
+    links: the links to the servers above, by rank.
+    peers: the links to other receivers, if the delivery uses them: to the local servers of other parties, by the
+        party's index, or to other workers of the plane, by rank.
     """
 
     def __init__(self, incarnation: int = 0) -> None:
@@ -68,11 +71,12 @@ class UpstreamClient:
         self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult,
         transmit: Transmit | None = None, on_repeat: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Send an EXCHANGE, PUSH or PULL. The payload must not change until `on_result` is called with the RESULT and
-        its content, which is valid as long as it is held.
+        """Send an EXCHANGE, PUSH or PULL. `on_result` receives the RESULT and its content, which is valid as long as it
+        is held. The payload must not change until then.
 
-        transmit: sends it in another way than whole, with the header numbered here; repeats are whole.
-        on_repeat: called before each repeat with the payload.
+        transmit: sends the payload in several messages, with the header that has the request number. A repeat is sent
+            in one message.
+        on_repeat: called with the payload before each repeat.
         """
         header.request = next(self._serial)
         pending = _Pending(link, header, payload, on_result, on_repeat=on_repeat)
@@ -80,16 +84,16 @@ class UpstreamClient:
         self._send(pending, transmit)
 
     def pass_on(self, link: Link, header: Header, payload: memoryview, on_passed: OnPassed) -> None:
-        """Send the contribution of another process as it is, but for its number here; `on_passed` gets the RESULT and
-        its payload as they come.
+        """Send the contribution of another process. Only its request number changes. `on_passed` receives the RESULT
+        and its payload as they arrive.
         """
         header.request = next(self._serial)
         pending = self._pending[header.request] = _Pending(link, header, payload, _none, on_passed=on_passed)
         self._send(pending)
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Handle a RESULT. A duplicate is dropped; a result of another slice or round raises BadMessage. So does one
-        that was damaged on the way, after it was requested again.
+        """Handle a RESULT. A duplicate is dropped. A result of another slice or round raises BadMessage. A result that
+        was damaged on the way is requested again, and raises BadMessage too.
         """
         pending = self._pending.get(header.request)
         if pending.link is not link if pending is not None else not link.dialled:
@@ -121,12 +125,13 @@ class UpstreamClient:
     def repeat(self, link: Link, lane: Lane) -> None:
         """Request again every result that is pending at this peer and may have been lost on this lane.
 
-        A contribution with a payload and its result both use the tensors lane, unless the sender wants no value. So if
+        A contribution with a payload, and its result, use the tensors lane, unless the sender wants no value. So if
         only the control lane was replaced, as happens on slow and congested paths, only queries about contributions
         are repeated.
         """
-        # What still waits in the link's queue was not lost. Anything else is asked about first: on the slow paths where
-        # connections break, most contributions have arrived, and sending megabytes again would congest them further.
+        # What still waits in the link's queue was not lost. The client queries the server about everything else first.
+        # On slow paths, where connections break, most contributions have arrived, and sending megabytes again would
+        # congest these paths further.
         for pending in list(self._pending.values()):
             if pending.link is not link or link.queues(pending.header):
                 continue
@@ -135,7 +140,7 @@ class UpstreamClient:
                 self._retry(pending)
 
     def again(self, link: Link, request: int, *, damaged: bool = False) -> None:
-        """The peer lacks this contribution, or it was damaged: send it with its payload."""
+        """The peer lacks this contribution, or received it damaged: send it with its payload."""
         # `asked` is cleared with the first answer, so a peer that repeats its answer does not get the payload twice.
         pending = self._pending.get(request)
         if pending is None or pending.link is not link:
@@ -149,15 +154,15 @@ class UpstreamClient:
         return request in self._pending and self._pending[request].link is link
 
     def redirect(self, request: int, link: Link) -> None:
-        """Request the result elsewhere: ask this peer whether it has the contribution, perhaps with others."""
+        """Request the result elsewhere. Ask this peer whether it has the contribution, perhaps merged with others."""
         pending = self._pending.get(request)
         if pending is not None:
             pending.link = link
             self._retry(pending)
 
     def replace(self, request: int, header: Header, payload: memoryview) -> None:
-        """Send this contribution instead of a larger one that contains it, and that the server has refused. It does not
-        wait for credit: the server may have asked for it already, and had memory for the other.
+        """Send this contribution instead of a larger one that contains it and that the server has refused. It does not
+        wait for credit: the server may have requested it already, and had memory for the larger one.
         """
         pending = self._pending.get(request)
         if pending is not None:
@@ -169,13 +174,13 @@ class UpstreamClient:
             pending.link.want(header.key, header.slice, header.round)
 
     def _retry(self, pending: _Pending) -> None:
-        """Request a result again; a contribution is not sent with its payload unless the peer then asks for it."""
+        """Request a result again. The payload of a contribution is sent only if the peer then requests it."""
         pending.asked = pending.header.kind == Kind.EXCHANGE and pending.payload is not None
         self._send(pending)
 
     @staticmethod
     def _may_repeat(pending: _Pending) -> bool:
-        """Whether there was not too much damage; counts this one."""
+        """Count one more damage. Returns whether the request may be repeated."""
         pending.repeats += 1
         return pending.repeats <= MAX_REPEATS
 
@@ -194,7 +199,7 @@ class UpstreamClient:
 
 
 def _none(header: Header, found: Content) -> None:
-    """Nobody here waits for this result."""
+    """No code in this process waits for this result."""
 
 
 def _check(asked: Header, result: Header) -> None:

@@ -1,7 +1,7 @@
 """The values of slices outside rounds: initial values (PUSH) and pulls.
 
-Servers do not know which worker sets a slice: front ends use one for each key, and not always the master. The first
-PUSH counts, and another value from a later one is warned of.
+Servers do not know which worker sets a slice: a front end uses one worker for each key, and not always the master. The
+first PUSH counts. If a later PUSH has another value, the server warns.
 """
 
 from collections import defaultdict
@@ -21,18 +21,19 @@ from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 __all__ = ["MAX_PULLS", "ValueService"]
 
 MAX_PULLS = 4096
-"""Pulls of one slice by one member that may wait for its value."""
+"""Limit on one member's pulls of one slice that wait for its value."""
 MAX_UNREAD, MAX_COPIES = 256 * 2**20, 16
-"""What one member may pull without reading it: bytes, or copies of all values of this server if that is more; a local
-server so much for each of its workers, whose pulls it forwards.
+"""What one member may pull without reading it: this many bytes, or this many copies of all values of this server if
+that is more. A local server may pull so much for each of its workers, because it forwards their pulls.
 """
 MAX_PUSHED, MAX_PUSHES = 256 * 2**20, 2
-"""What one member may push before a root has acknowledged it: bytes, or copies of all values of this server."""
+"""What one member may push before a root acknowledges it: bytes, or copies of all values of this server."""
 
 
 @dataclass(slots=True)
 class _Outstanding:
-    """What a member waits for: bytes of pulled values; PUSHes that no root has acknowledged, their requests and bytes.
+    """The answers for which a member waits: bytes of pulled values, and requests and bytes of PUSHes that no root has
+    acknowledged.
     """
 
     pulled: int = 0
@@ -41,12 +42,14 @@ class _Outstanding:
 
 
 class ValueService:
-    """Takes initial values and answers pulls. At a local server the roots have the initial values; it fetches those
-    that it needs.
+    """Takes initial values and answers pulls. The roots have the initial values. A local server fetches from them the
+    values that it needs.
 
-    upstream: None at a root. compression: this end of encoded exchanges with the roots.
-    on_value: called when a slice may have got its initial value. warn: receives warnings for the user. commit: see
-    Aggregator.
+    upstream: sends to the roots; None at a root.
+    compression: this end of encoded exchanges with the roots.
+    on_value: called when a slice may have got its initial value.
+    warn: receives warnings for the user.
+    commit: see Aggregator.
     Used by the loop's thread only.
     """
 
@@ -68,7 +71,7 @@ class ValueService:
         self._outstanding: defaultdict[Link, _Outstanding] = defaultdict(_Outstanding)
         self._warn = warn
         self._commit = commit
-        self._rivals: set[tuple[str, str]] = set()  # pairs of processes that were warned of
+        self._rivals: set[tuple[str, str]] = set()  # pairs of processes about which it has warned
 
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle an initial value: the first one wins. A local server forwards it to the root."""
@@ -89,7 +92,7 @@ class ValueService:
     ) -> None:
         outstanding = self._outstanding[link]
         if header.request in outstanding.pushes:
-            return  # a repeat, and the first one's acknowledgement is to come
+            return  # a repeat: the first PUSH's acknowledgement is still to come
         most = max(MAX_PUSHED, MAX_PUSHES * self._table.bytes)
         if outstanding.pushed + array.nbytes > most:
             raise BadMessage(f"a push beyond {most} bytes of pushed values that no global server has acknowledged")
@@ -108,8 +111,9 @@ class ValueService:
         self._send_up(entry, header, payload, acknowledged)
 
     def _compare(self, entry: SliceState, link: Link, expected: bytes) -> None:
-        """Warn of a PUSH with this digest unless its value is the first one's or the present one. Once the value has
-        rounds, a root may not know the first one's any more, and takes another from the same process for a repeat.
+        """Warn about a PUSH unless its digest belongs to the first value or to the present value. Once the value has
+        rounds, a root may no longer know the first value. Then it treats another value from the same process as a
+        repeat.
         """
         repeats = bool(entry.version) and entry.initial_from == link.name
         if not repeats and not entry.was_given(expected):
@@ -140,8 +144,8 @@ class ValueService:
         self._outstanding.pop(link, None)
 
     def on_pull(self, link: Link, header: Header, rank: int, payload: memoryview | None = None) -> None:
-        """Answer with the current value or the requested rows of it. Without a value, queue the pull, and fetch the
-        value from the root at a local server.
+        """Answer with the current value, or with its requested rows. If there is no value, queue the pull. A local
+        server then fetches the value from the root.
 
         In an asynchronous job a member that has started to push wants the newest value, so its pull goes to the root.
         """
@@ -183,7 +187,7 @@ class ValueService:
                 self._sender.answer_pull(entry, waiter)
 
     def fetch(self, entry: SliceState, priority: int = 0) -> None:
-        """At a local server: request the value from the root, once. The root answers as soon as it has one."""
+        """At a local server: request the value from the root, once. The root answers as soon as it has the value."""
         if self._upstream is None or entry.fetching:
             return
 

@@ -1,7 +1,7 @@
 """The bodies of requests and answers by topic: each field with its type and bounds.
 
-Peers are checked here, before any handler reads a field. Deliveries add their topics; those of algorithms are not
-listed, and their handlers check themselves.
+Peers are checked here, before any handler reads a field. Deliveries add their own topics. The topics of algorithms are
+not listed: their handlers check the fields themselves.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ MAX_PATIENCE = 1e9
 Body = dict[str, Any]
 
 MAX_TEXT = 4096
-"""Characters of a message or hint in a report of a failure, to which its readers may add some."""
+"""Limit on the characters of a message or hint in a report of a failure. Readers of the report may add some."""
 MAX_DECLARED = 256
-"""Tensors in one declaration."""
+"""Limit on the tensors in one declaration."""
 
 MAX_AWAITED = 1024
-"""Processes of a host that have not joined, in one request."""
+"""Limit on the processes of a host that have not joined, in one request."""
 
 MAX_TUNED = 65_536
-"""Tensors with hyper-parameters of their own."""
+"""Limit on the tensors with hyper-parameters of their own."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -43,9 +43,9 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Number = bool | int | float
 _Setting = Annotated[str, msgspec.Meta(max_length=64)]
 MAX_COMPARED = 2048
-"""Tensors in a worker's row of a comparison."""
+"""Limit on the tensors in a worker's row of a comparison."""
 MAX_SETTINGS = 256
-"""Hyper-parameters in it."""
+"""Limit on the hyper-parameters in a worker's row."""
 
 
 class _Nothing(TypedDict):
@@ -93,7 +93,9 @@ class _Fail(TypedDict):
 
 
 class _Awaited(TypedDict):
-    """See Scheduler. processes: further processes of the host that have not joined yet; empty if the connection ends.
+    """See Scheduler.
+
+    processes: further processes of the host that have not joined yet; empty if the connection ends.
     """
 
     host: _Name
@@ -131,8 +133,10 @@ class _Placements(TypedDict):
 
 
 class _Optimizer(TypedDict):
-    """hold: hold all rounds. Otherwise name, params and the others: see ControlClient.set_optimizer. The optimizer and
-    the schedule check their numbers themselves, by name.
+    """hold: hold all rounds. Otherwise the request has name, params and the other fields, see
+    ControlClient.set_optimizer.
+
+    The optimizer and the schedule check their numbers themselves, by name.
     """
 
     by: _Name
@@ -151,7 +155,7 @@ class _Held(TypedDict):
 
 
 class _Barrier(TypedDict):
-    """number: of this barrier of the scope, from 1, by the sender's count."""
+    """number: of this barrier within the scope, from 1, as the sender counts."""
 
     scope: Literal["party", "all"]
     number: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -162,7 +166,7 @@ class _Patience(TypedDict):
 
 
 class _Store(TypedDict):
-    """See KeyValues. by, call: who asks, and the number of its call."""
+    """See KeyValues. by, call: the process that makes the request, and the number of its call."""
 
     by: NotRequired[_Name]
     call: NotRequired[Annotated[int, msgspec.Meta(ge=0, le=2**62)]]
@@ -190,11 +194,12 @@ class _Compression(TypedDict):
 class _Compare(TypedDict):
     """A worker's row of ModelComparison.
 
-    kind: sketches of a "model", with the hyper-parameters (`settings`) that may explain differences; "settings" that
-    all workers have to have alike; or "alone": the worker takes steps and exchanges nothing.
-    of: how many workers send one.
-    layout: a checksum of the tensors' names, which are sent with the first row.
-    marks: a byte for each tensor. sketch: float32 numbers for each.
+    kind: "model": sketches of a model, with the hyper-parameters (`settings`) that may explain differences. "settings":
+        settings that all workers have to have alike. "alone": the worker takes steps and exchanges nothing.
+    of: how many workers send a row.
+    layout: a checksum of the tensors' names. The first row also has the names.
+    marks: a byte for each tensor.
+    sketch: float32 numbers for each tensor.
     """
 
     by: _Name
@@ -255,10 +260,12 @@ class _Split(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What a topic's bodies have: each field with its type and bounds, as in a TypedDict. Further fields are dropped.
+    """The fields of a topic's bodies, each with its type and bounds, as in a TypedDict. Further fields are dropped.
 
-    request: the fields of a request. answer: the fields of its answer. notifies: whether it may come without a number,
-    as a notification, which is lost with its connection and gets no answer.
+    request: the fields of a request.
+    answer: the fields of its answer.
+    notifies: whether the request may have no number. It is then a notification, which is lost with its connection and
+        gets no answer.
     """
 
     request: type = _Nothing
@@ -277,7 +284,7 @@ TOPICS: Mapping[str, Topic] = {
     "state_close": Topic(_State), "state_begin": Topic(_StateBegin, _StateBegun), "state_write": Topic(_StateWrite),
     "store": Topic(_Store, _Stored),
 }  # fmt: skip
-"""Those that every process may know. A delivery adds its own (Rpc.add_topics)."""
+"""The topics that every process may know. A delivery adds its own (Rpc.add_topics)."""
 
 
 def blame_in(failure: Body) -> Blame:
@@ -298,7 +305,7 @@ def checked_answer(topic: str, body: Body, topics: Mapping[str, Topic] = TOPICS)
 
 def _checked(kind: type, body: Body) -> Body:
     try:
-        found: Body = to_type(body, kind, types=(bytes,))  # else text may be bytes in base64
+        found: Body = to_type(body, kind, types=(bytes,))  # otherwise text may be bytes in base64
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadMessage(str(error)) from None
     return found

@@ -1,4 +1,4 @@
-"""Small values under names, by which the workers of a job find each other, as torch.distributed's store."""
+"""Small values under names, by which the workers of a job find each other, like torch.distributed's store."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,30 +19,37 @@ CHANGING = frozenset({"set", "add", "append", "compare", "delete"})
 _NUMBER = re.compile(rb"-?\d{1,18}")
 
 MAX_HELD = 32 * 2**20
-"""Bytes of names and values that one member may have stored; each counts OVERHEAD more."""
+"""Limit on the bytes of names and values that one member may have stored. Each pair counts OVERHEAD bytes more."""
 OVERHEAD = 256
 MAX_VALUE = 4 * 2**20
 MAX_ANSWER = 8 * 2**20
-"""Bytes of values in one answer."""
-_ONCE = CHANGING - {"compare"}  # a comparison that comes again finds the value that it has set
+"""Limit on the bytes of values in one answer."""
+_ONCE = CHANGING - {"compare"}  # a repeated comparison finds the value that it has set
 MAX_CALLS = 512
-"""Answers kept of one process: as many as it may have under way, and more."""
+"""Number of answers kept for one process: more than the number of calls that it may have under way."""
 MAX_WAITING = 256
-"""Requests of one worker that wait for values."""
+"""Limit on one worker's requests that wait for values."""
 
 
 class KeyValues:
-    """The values of a job, at its first root. Each belongs to the member that stored it last: a worker, or a party.
+    """The values of a job, at its first root. Each value belongs to the member (a worker or a party) that stored it
+    last.
 
-    Requests name `keys` and what to do (`op`): "set" to `values`; "get" and "wait" for all of them, at most `seconds`;
-    "add" `number` to an integer in decimal; "append" to what is there; "compare" and set, from the first of `values`
-    to the second; "check" whether all exist; "delete"; "count" all that are stored.
+    A request has `keys` and an operation (`op`):
+    "set": set the keys to `values`.
+    "get", "wait": wait until all keys have values, at most `seconds`; "get" returns the values.
+    "add": add `number` to an integer in decimal.
+    "append": append to the present value.
+    "compare": if the present value is the first of `values`, set it to the second.
+    "check": return whether all keys exist.
+    "delete": delete a key.
+    "count": count all stored keys.
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, tuple[bytes, str]] = {}  # with the member that has stored it
+        self._values: dict[str, tuple[bytes, str]] = {}  # with the member that has stored each
         self._held: dict[str, int] = {}
-        self._answers: dict[str, dict[int, Body]] = {}  # of each process's last calls that have changed values
+        self._answers: dict[str, dict[int, Body]] = {}  # of each process's last calls that changed values
         self._ops: dict[str, Callable[[Body, str], Body]] = {
             "set": self._set, "get": self._get, "add": self._add, "append": self._append, "compare": self._compare,
             "wait": lambda body, _: {"found": not self.missing(body["keys"]), "values": []},
@@ -52,15 +59,15 @@ class KeyValues:
         }  # fmt: skip
 
     def apply(self, body: Body, sender: Member) -> Body:
-        """Do what a request asks, and return the answer. Raises InvalidSettings for more than a member may store or
-        ask, and for a key that is listed twice: each would be copied as often. Nothing has changed then.
+        """Carry out a request, and return the answer. Raises InvalidSettings if a member would store or request too
+        much, or lists a key twice (its value would be copied twice). Then nothing has changed.
         """
         if len(set(body["keys"])) < len(body["keys"]):
             raise InvalidSettings("a key is listed twice in one request", "name each key once")
         op = self._ops[body["op"]]
         if body["op"] not in _ONCE or "call" not in body:
             return op(body, sender.process)
-        # After a restart of this server or of one between, a call comes again whose answer was lost.
+        # After a restart of this server, or of a server on the way, a call whose answer was lost is repeated.
         known = self._answers.setdefault(body.get("by", sender.process), {})
         if body["call"] not in known:
             known[body["call"]] = op(body, sender.process)
@@ -156,9 +163,9 @@ class _Waiting:
 
 
 class KeyValueService:
-    """Answers requests for KeyValues, those for missing values later. Used by the loop's thread only.
+    """Answers requests for KeyValues. Requests for missing values are answered later. Used by the loop's thread only.
 
-    apply: KeyValues.apply, through whatever keeps a log of it.
+    apply: KeyValues.apply, or a function that logs the request and calls it.
     """
 
     def __init__(self, loop: Loop, values: KeyValues, apply: Callable[[Body, Member], Body]) -> None:
@@ -168,8 +175,8 @@ class KeyValueService:
         self._waiting: list[_Waiting] = []
 
     def serve(self, request: Request, sender: Member) -> None:
-        """Answer now, or when the values are there. Raises InvalidSettings as KeyValues does, and for too many that
-        wait.
+        """Answer now, or when the values are present. Raises InvalidSettings as KeyValues does, and if too many
+        requests wait.
         """
         keys, op = request.body["keys"], request.body["op"]
         if op not in ("get", "wait"):
@@ -203,7 +210,7 @@ class KeyValueService:
         self._waiting.append(waiting)
 
     def _wake(self, keys: list[str]) -> None:
-        """Answer the requests that waited for these values, and for no others."""
+        """Answer the requests that waited for these values. Other requests are not checked again."""
         for waiting in [waiting for waiting in self._waiting if not waiting.missing.isdisjoint(keys)]:
             waiting.missing = self._values.missing(waiting.request.body["keys"])
             if not waiting.missing:

@@ -1,13 +1,14 @@
-"""Detects dead peers: both ends of a link send a heartbeat per second; silence causes a warning, then an error.
+"""Detects dead peers. Both ends of a link send a heartbeat each second. Silence causes a warning, then an error.
 
-A heartbeat carries the sender's clock and echoes the newest one received, so each end knows until when the link worked
-in both directions, however long a message was in flight. It also carries the time of the last progress at or behind
-the sender: a tensor, credit for one, or training code that runs (`active`). So a process waiting for a round knows that
-it is moving on a slow link elsewhere, or that others are still computing.
+A heartbeat carries the sender's clock, and echoes the newest clock that it received. So each end knows until when the
+link worked in both directions, however long a message was in flight. A heartbeat also carries the time of the last
+progress at or behind the sender: a tensor, credit for a tensor, or training code that runs (`active`). So a process
+    that waits for a round knows that the round makes progress on a slow link elsewhere, or that others are still
+    computing.
 
 Python code that holds the interpreter's lock stops the loop, but not libzmq's thread, which answers the probes of
-sockets.py. So a peer that says nothing and answers these runs. If an agent supervises it, which also sees whether it
-computes, ends or is stopped, it is waited for; otherwise `silence` decides.
+sockets.py. So a peer that sends nothing and answers probes is running. If an agent supervises the peer, others wait for
+it, because the agent also sees whether the peer computes, ends or is stopped. Otherwise `silence` decides.
 """
 
 import os
@@ -26,21 +27,25 @@ from geomx_cli.ps.net.sockets import UNANSWERED
 
 __all__ = ["Activity", "Liveness", "NEWS", "newest"]
 
-# Whether a process's training code runs, by the processor time that it uses: others wait for it as long as it does.
+# Whether a process's training code runs, by the processor time that it uses. While it runs, others wait for the
+# process.
 
 SPAN = 0.5
-"""Seconds between measurements, at least."""
+"""The least number of seconds between measurements."""
 POLLS, COMPUTES = 1e-4, 0.03
-"""Shares of a processor. The main thread runs if it uses POLLS: one that sleeps between looks at a clock uses several
-times that, and one that waits for a lock or a message nothing. Other threads, and the processes that it has started,
-count from COMPUTES on: monitors and idle loaders of data wake up now and then."""
+"""Shares of a processor. The main thread runs if it uses POLLS. A thread that sleeps between looks at a clock uses
+several times POLLS, and a thread that waits for a lock or a message uses nothing. Other threads, and the processes that
+this one has started, count from COMPUTES on, because monitors and idle loaders of data wake up now and then.
+"""
 MOST_CHILDREN = 64
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Activity:
-    """Measures the process, without the thread that measures, from the first call of `last`. waits: it waits for others
-    for now, and what it uses meanwhile, as to ask whether they wait for it, is no training.
+    """Measures the process, except the measuring thread, from the first call of `last`.
+
+    waits: whether the process waits for others at present. The processor time that it uses meanwhile, for example to
+        ask whether others wait for it, is no training.
     """
 
     def __init__(self) -> None:
@@ -48,10 +53,10 @@ class Activity:
         self._ran = self._measured = 0.0
         self._main = self._rest = 0.0
         self.waits = False
-        self._children: float | None = None  # while nothing else runs, as it takes a look at each thread
+        self._children: float | None = None  # only while nothing else runs, because it looks at each thread
 
     def last(self) -> float:
-        """When the training code last ran, as far as was measured (time.monotonic seconds)."""
+        """When the training code last ran, as far as measured (time.monotonic seconds)."""
         now = time.monotonic()
         span = now - self._measured
         if span >= SPAN:
@@ -70,7 +75,7 @@ class Activity:
 
 
 def _descendants_used() -> float:
-    """Seconds of processor time of the processes that this one has started, and of theirs."""
+    """Seconds of processor time of this process's child processes and their descendants."""
     used, found, children = 0.0, 0, list(_children(os.getpid()))
     while children and (found := found + 1) <= MOST_CHILDREN:
         pid = children.pop()
@@ -94,33 +99,34 @@ def _children(pid: int) -> Iterator[int]:
 
 BEAT = 1.0
 RETURN, LEAVE = 10.0, 3.0
-"""Seconds for a peer that closed its connection to come back, and for one that may leave."""
+"""Seconds within which a peer that closed its connection may come back: for any peer, and for one that may leave."""
 WAS_HEARD, UNSTEADY, CALM = 0.9 * UNANSWERED, 2.5, 10.0
-"""Seconds: a connection is given up UNANSWERED seconds after what it last got through. So one that ends sooner after a
-beat of which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin
-anew where a link that was cut works for a moment: nothing is known unless all beats were answered within UNSTEADY for
-CALM seconds before."""
+"""Seconds. A connection is given up UNANSWERED seconds after its last bytes got through. So if a connection ends sooner
+after a beat that the peer has received, the peer closed it. But a kernel counts from the first loss, and does not begin
+again if a cut link works for a moment. So the cause is known only if, for CALM seconds before, all beats were answered
+within UNSTEADY."""
 REST = 1.0
-"""Seconds in which messages of a connection that has ended may still be read."""
+"""Seconds in which messages of an ended connection may still be read."""
 NEWS = 3.0
-"""Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
+"""The most seconds until a worker learns, beat by beat, of progress elsewhere."""
 SILENT = 2.0
-"""Seconds without a heartbeat after which a link is looked at more closely."""
+"""Seconds without a heartbeat after which a link is checked more closely."""
 STALLED = 12.0
-"""Seconds in which nothing of what the system has acknowledged arrives at the peer: a proxy has lost it."""
+"""Seconds in which bytes that the system has acknowledged do not arrive at the peer. Then a proxy has lost them."""
 LATE = 2.0
-"""Seconds that a beat of our own may be late before we have been stopped ourselves, or had no processor."""
+"""Seconds by which one of our own beats may be late. If it is later, this process was stopped or had no processor."""
 
 
 class Liveness:
     """Monitors links from `watch` to `forget`. Used by the loop's thread only.
 
-    silence: seconds after which a silent link is lost. interval: seconds between heartbeats, at most BEAT.
+    silence: seconds after which a silent link is lost.
+    interval: seconds between heartbeats, at most BEAT.
     on_lost: called once for a link that was silent for so long, or whose peer closed it and did not reconnect. The link
-    is then forgotten.
-    active: when this process itself last worked towards what others wait for (time.monotonic seconds).
-    supervised: agents report when a process ends, hangs or is stopped, so a closed connection may also be one that was
-    reset on the way.
+        is then forgotten.
+    active: returns when this process itself last worked on what others wait for (time.monotonic seconds).
+    supervised: whether agents report when a process ends, hangs or is stopped. If so, a closed connection may also have
+        been reset on the way.
     """
 
     def __init__(
@@ -143,7 +149,7 @@ class Liveness:
         self._on_lost = on_lost
         self._active = active
         self._supervised = supervised
-        self._links: dict[Link, float] = {}  # when its silence began (monotonic), if reported; else 0
+        self._links: dict[Link, float] = {}  # when its silence began (monotonic), if reported; otherwise 0
         self._leaving: set[Link] = set()
         self._last = 0.0
 
@@ -167,7 +173,7 @@ class Liveness:
             link.health.closed = link.health.closed or now
 
     def renewed(self, link: Link) -> None:
-        """This peer has been restarted: how long it was silent no longer counts."""
+        """This peer has been restarted. Its earlier silence no longer counts."""
         if link in self._links:
             self._links[link] = 0.0
 
@@ -192,7 +198,7 @@ class Liveness:
             self._check(link, now)
 
     def _send_beats(self, now: float) -> None:
-        """Report progress: to members below, anything that moved on any link; to peers above, what moved below."""
+        """Report progress: to members below, progress on any link; to peers above, progress below."""
         own = self._active()
         below = max(own, newest(link for link in self._links if not link.dialled))
         anywhere = max(own, newest(self._links))
@@ -234,7 +240,7 @@ class Liveness:
             self._on_lost(link, error)
 
     def _check_tensors(self, link: Link) -> None:
-        """Dial a lane again whose bytes do not arrive at either end, though they are acknowledged."""
+        """Dial a lane again if its bytes do not arrive at one of the ends, though they are acknowledged."""
         tensors = link.lanes.connections.get("tensors")
         if tensors is not None and link.health.lost_bytes(tensors) > STALLED:
             on = f"link {self._process} - {link.name}"

@@ -11,24 +11,26 @@ from geomx_cli.ps.net.wire import EVERY, BadMessage
 __all__ = ["CENTRAL", "Barrier", "Member", "Members", "ServerMembers"]
 
 CENTRAL = 32_768
-"""Ranks of central workers among a root's contributors begin here, behind every party's."""
+"""Central workers have ranks from here on among a root's contributors, after all parties."""
 _ANNOUNCED = ("process", "party", "host", "role", "rank", "endpoints")
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What is known of one process.
+    """The record of one process.
 
-    process: its name. party, host: as planned.
+    process: its name.
+    party, host: as planned.
     role: in its plane, "server" or "worker"; at a root, "party" for a party's local server.
-    rank: in its plane, -1 until it is assigned; at a server the rank under which it contributes.
-    endpoints: where others dial it, none for workers; the first TCP endpoint is for its party, the last for others.
-    wanted, group: at a scheduler: the rank that it asked for, and those that get consecutive ranks with it.
-    workers: at a server: how many contribute through it.
+    rank: in its plane, -1 until it is assigned; at a server, the rank under which it contributes.
+    endpoints: where others dial it; none for workers. The first TCP endpoint is for its party, the last for others.
+    wanted: at a scheduler: the rank that it requests.
+    group: at a scheduler: the processes that get consecutive ranks with it.
+    workers: at a server: the number of workers that contribute through it.
     state: "joining" until its identity is checked against the roster; "in"; "left": it contributes no more; "gone": it
-    has said goodbye, or was lost.
+        has said goodbye, or was lost.
     is_set_up: at a server: see ServerMembers.initializing.
-    link: the present link to it, None before it dials. It is not saved.
+    link: the present link to it; None before it dials. It is not saved.
     """
 
     process: str
@@ -45,7 +47,7 @@ class Member:
     link: Link | None = None
 
     def endpoint_for(self, host: str, party: str) -> str:
-        """The endpoint for a process of `party` on `host`: a unix socket on the same planned host, else TCP."""
+        """The endpoint for a process of `party` on `host`: a unix socket on the same planned host, otherwise TCP."""
         near = host != "" and host == self.host
         fitting = [item for item in self.endpoints if item.startswith("ipc:") == near] or list(self.endpoints)
         return fitting[0 if party == self.party else -1]
@@ -56,12 +58,12 @@ class Member:
 
     @property
     def has_left(self) -> bool:
-        """Whether it contributes no more."""
+        """Whether the process contributes no more."""
         return self.state in ("left", "gone")
 
 
 class Members:
-    """A table of processes, in the order in which they came. `save` and `load` carry it over a restart."""
+    """A table of processes, in the order in which they came. `save` and `load` preserve it over a restart."""
 
     def __init__(self) -> None:
         self._all: list[Member] = []
@@ -78,7 +80,7 @@ class Members:
         self._by_link[member.link] = known or member
 
     def at(self, link: Link) -> Member | None:
-        """The record of the process at this link, None for one that has not come."""
+        """The record of the process at this link; None if the process has not come."""
         return self._by_link.get(link)
 
     def __iter__(self) -> Iterator[Member]:
@@ -101,8 +103,8 @@ class Members:
 class ServerMembers(Members):
     """The members of one server, by the rank under which they contribute.
 
-    At a local server and in a flat cluster that is the worker's rank; at a root the party's index (all local servers of
-    a party share it), and CENTRAL + rank for workers of the central party.
+    At a local server and in a flat cluster, this is the worker's rank. At a root it is the party's index, which all
+    local servers of the party share, or CENTRAL + rank for workers of the central party.
     """
 
     def __init__(self, settings: NodeSettings, is_root: bool) -> None:
@@ -118,11 +120,12 @@ class ServerMembers(Members):
         if self._two_planes and settings.upper is not None:
             self._expected += settings.upper.workers
         self._by_rank: dict[int, list[Member]] = {}
-        self._required: list[int] | None = None  # kept up to date, as each contribution asks for it
+        self._required: list[int] | None = None  # kept up to date, because each contribution reads it
 
     def arrive(self, link: Link) -> None:
-        """Register a member that has dialled. Raises BadMessage for a second member of the same rank, and for a local
-        server whose number of workers exceeds the plan or differs from the number that its party's other servers claim.
+        """Register a member that has dialled. Raises BadMessage for a second member of the same rank. Also raises it
+        for a local server whose number of workers exceeds the plan, or differs from the number that its party's other
+        servers claim.
         """
         rank, plane, workers = link.hello.get("rank"), link.hello.get("plane"), link.hello.get("workers", 1)
         if type(rank) is not int or not 0 <= rank < CENTRAL or plane not in self._planes:
@@ -154,7 +157,7 @@ class ServerMembers(Members):
         self._index()
 
     def _known(self, link: Link) -> Member | None:
-        """The member of this name that has arrived in an earlier life of the server, and not in this one."""
+        """The member of this name that arrived in an earlier life of the server, and has not arrived in this life."""
         return next((member for member in self if member.link is None and member.process == link.name), None)
 
     def _come_back(self, member: Member, rank: int, workers: int, link: Link) -> None:
@@ -175,8 +178,9 @@ class ServerMembers(Members):
         self._required = self.training() if self.complete and not self.initializing() else None
 
     def _check_workers(self, link: Link, workers: int, others: list[Member]) -> None:
-        """Check the number of workers that a local server claims. others: the local servers of its party that have
-        joined.
+        """Check the number of workers that a local server claims.
+
+        others: the local servers of its party that have joined.
         """
         if others and workers != others[0].workers:
             claimed = f"{others[0].process} of its party {others[0].workers}"
@@ -201,7 +205,7 @@ class ServerMembers(Members):
         self._require()
 
     def set_up(self, rank: int) -> bool:
-        """This member has finished setting up the job; True if rounds were waiting for that."""
+        """This member has finished setting up the job. Returns True if rounds were waiting for this."""
         waited = rank in self.initializing()
         if waited:
             self._mark_set_up(rank, True)
@@ -217,7 +221,7 @@ class ServerMembers(Members):
         self._require()
 
     def part_with(self, member: Member) -> None:
-        """This member has said goodbye."""
+        """This member says goodbye."""
         member.state = "gone"
         self._require()
 
@@ -249,8 +253,8 @@ class ServerMembers(Members):
     def may_be_master(self, rank: int, scope: str) -> bool:
         """Whether this rank is the job's master worker, or a party that may have it, as far as this server knows.
 
-        scope: the job's rank scope; "" if it is not known, as at the later roots of a job started by hand. Then the
-        first root has decided about parties. By hand, any process of the central party may be the master.
+        scope: the job's rank scope; "" if it is unknown, as at the later roots of a job started by hand. In that case
+            the first root has decided about parties. By hand, any process of the central party may be the master.
         """
         if self._is_flat:
             return rank == 0
@@ -273,9 +277,9 @@ class ServerMembers(Members):
         return EVERY if self.is_party(rank) else rank % CENTRAL
 
     def cohort_of(self, rank: int) -> int:
-        """The cohort of this rank if parties complete rounds separately; central workers share one.
+        """The cohort of this rank if parties complete rounds separately. Central workers share one cohort.
 
-        Starts at 1, as 0 is the cohort of all members together.
+        Starts at 1, because 0 is the cohort of all members together.
         """
         return (CENTRAL if self._two_planes and rank >= CENTRAL else rank) + 1
 
@@ -291,8 +295,8 @@ class ServerMembers(Members):
     def initializing(self) -> list[int]:
         """The master workers that do not train and have not finished setting up the job.
 
-        One has finished when it has set an optimizer, pulled, or left. No round closes before: the others may be
-        faster, and a first round without the optimizer would replace the weights with sums of gradients.
+        A master has finished when it has set an optimizer, pulled, or left. No round closes before that. Otherwise, if
+        the others were faster, a first round without the optimizer would replace the weights with sums of gradients.
         """
         return [
             rank for rank, members in self._by_rank.items()
@@ -300,7 +304,8 @@ class ServerMembers(Members):
         ]  # fmt: skip
 
     def required_contributors(self) -> list[int] | None:
-        """The ranks that owe contributions; None while no round may close: members are missing, or one sets up."""
+        """The ranks that owe contributions. None while no round may close, because members are missing or one sets up.
+        """
         return self._required
 
     def training(self) -> list[int]:
@@ -332,7 +337,7 @@ class ServerMembers(Members):
         return sum(self.workers_by_party()) + self.central_workers()
 
     def counts_differ(self) -> bool:
-        """Whether scripts in different parties are told different numbers of workers (rank scope "party")."""
+        """Whether scripts in different parties see different numbers of workers (rank scope "party")."""
         return not self._ranks_are_global and len(set(self.workers_by_party())) > 1
 
     def central_workers(self) -> int:
@@ -344,10 +349,12 @@ class Barrier:
     """The barriers of one scope, which each rank numbers from 1. So a request that is repeated, or applied again from a
     log, changes nothing.
 
-    A rank that is not a member (a master worker that does not train) is not waited for. It passes with the others.
+    A barrier does not wait for a rank that is no member (a master worker that does not train). Such a rank passes with
+    the others.
 
-    members: the ranks that are waited for. reached: by rank the last barrier that it has reached. met: the last one
-    that all members have reached.
+    members: the ranks for which a barrier waits.
+    reached: the last barrier that each rank has reached.
+    met: the last barrier that all members have reached.
     """
 
     def __init__(self, members: Callable[[], Collection[int]]) -> None:
@@ -361,7 +368,7 @@ class Barrier:
         self.update()
 
     def update(self) -> None:
-        """Members have reached a barrier, or left. With no members left, nobody is waited for."""
+        """Members have reached a barrier, or left. If no members are left, barriers wait for no one."""
         everyone = max(self.reached.values(), default=0)
         self.met = max(self.met, min((self.reached.get(rank, 0) for rank in self._members()), default=everyone))
 

@@ -1,9 +1,9 @@
-"""How a process joins a plane and how it ends. The other end of a membership is the plane's scheduler.
+"""How a process joins a plane, and how its membership ends. The plane's scheduler is the other end of a membership.
 
 Without a failure the end takes two requests: a process that is done sends "bye", gets an answer, and sends "gone". An
 answer may be lost with its connection, so the answering process stays until it receives "gone". The sender of "gone"
-stays until it is answered, but only some seconds: if just that answer was lost, the peer has ended. A failing process
-sends "fail", which needs an answer only.
+waits for an answer, but only some seconds: if only that answer was lost, the peer has ended. A failing process sends
+"fail", and needs only an answer.
 """
 
 import time
@@ -28,8 +28,10 @@ from geomx_cli.ps.net.wire import BadMessage
 __all__ = ["Membership", "Shutdown"]
 
 QUIET, UNREACHED = 0.1, 0.9
-"""Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
-before that one misses the node, for the node knows which link it is."""
+"""Parts of the option `timeout`. After the first, a node that has received nothing from its scheduler says so. After
+the second it gives the scheduler up. This is before the scheduler misses the node, because the node knows which link it
+is.
+"""
 PARTING = 10.0
 """Seconds to wait for the answer to "gone". A peer that does not receive "gone" waits for the option `silence`."""
 
@@ -56,7 +58,7 @@ class Membership:
     """A process in one plane, as Node.join makes it.
 
     rank, members: -1 and none until the roster has arrived.
-    over: no further message is expected, because the scheduler is gone or ending.
+    over: whether no further message is expected, because the scheduler is gone or ending.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Membership:
     def renew(self) -> None:
         """The scheduler has been restarted: join again if it had answered.
 
-        It has kept the roster, or makes the same one of the ranks that all members ask for.
+        It has kept the roster, or makes the same roster from the ranks that all members request.
         """
         if self.rank >= 0 and not self.over:
             body = {**self._facts, "rank": self.rank}
@@ -196,12 +198,12 @@ class Shutdown:
         self._on_gone = on_gone
         self.leaving: set[Link] = set()
         self._last_message = ""
-        self._pending: set[Link] = set()  # peers that have not answered it
+        self._pending: set[Link] = set()  # peers that have not answered the last message
         self._waits = False
 
     @property
     def has_begun(self) -> bool:
-        """Whether this process has said goodbye, or that it fails."""
+        """Whether this process has said goodbye, or has said that it fails."""
         return bool(self._last_message)
 
     def bye(self, links: Iterable[Link]) -> None:
@@ -209,7 +211,7 @@ class Shutdown:
         self._notify("bye", {}, links, self._silence)
 
     def fail(self, body: Body, links: Iterable[Link], limit: float) -> None:
-        """End when all `links` have been told why, or after `limit` seconds. Replaces a `bye`."""
+        """End when all `links` know the reason, or after `limit` seconds. Replaces a `bye`."""
         self._notify("fail", body, links, limit)
 
     def answer_bye(self, request: Request) -> None:
@@ -233,7 +235,7 @@ class Shutdown:
             self._stop_when_over()
 
     def lost(self, link: Link, error: GeomxError) -> bool:
-        """This peer is considered dead. Returns whether that was to be expected, as either end was ending."""
+        """This peer is considered dead. Returns whether that was expected because either end was ending."""
         if link in self.leaving:
             self.gone(link)
         elif self._last_message:
@@ -253,7 +255,7 @@ class Shutdown:
         if topic != self._last_message:
             return
         if topic == "bye" and not isinstance(answer, GeomxError):
-            # Heartbeats continue: they show the peer that the connection was then closed and not cut.
+            # Heartbeats continue. They show the peer that the connection was then closed, not cut.
             over = partial(self._parted, link)
             self._rpc.ask(link, "gone", {}, over, over, PARTING, "always")
         else:

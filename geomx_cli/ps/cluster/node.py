@@ -1,7 +1,7 @@
 """A process of the parameter server: its loop, transport, memberships of one or two planes, and requests.
 
-A node that fails reports the reason to its schedulers, which report it to all. A node that hears of a failure, or loses
-a peer, raises PeerLost in `run`. Every wait has a limit.
+A node that fails reports the reason to its schedulers, which report it to all. A node that receives a report of a
+failure, or loses a peer, raises PeerLost in `run`. Every wait has a limit.
 """
 
 import os
@@ -31,27 +31,34 @@ __all__ = ["Node"]
 _Given = ParamSpec("_Given")
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
-"""What reading a body raises that is not as it should be."""
+"""Errors that the reading of a malformed body raises."""
 UNLIMITED = 1e9
 """Seconds."""
 LAST_WORDS, INTERRUPTED = 5.0, 1.0
-"""Seconds that a node that fails waits for its schedulers to know why, as their connections may be cut just then; and
-one that is interrupted, as the others probably are. Agents give all that fail two."""
+"""Seconds that a failing node waits until its schedulers know the reason, because their connections may be cut just
+then. An interrupted node waits less, because its schedulers are probably interrupted too. Agents give all failing nodes
+two.
+"""
 
 
 class Node:
     """The common part of scheduler, server and client. Used by the loop's thread only.
 
-    on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests.
-    on_link: called for peers that dial. on_reconnect: called for lanes on which messages in flight may be lost.
-    on_renewed: called for a peer that was restarted. Answers to its earlier requests go nowhere.
+    on_tensor: receives PUSH, PULL, EXCHANGE and RESULT messages.
+    on_request: receives control requests.
+    on_link: called for peers that dial.
+    on_reconnect: called for lanes on which messages in flight may be lost.
+    on_renewed: called for a peer that was restarted. Answers to its earlier requests are discarded.
     on_gone: called for a peer that needs nothing more.
-    on_lost: gets a peer that is considered dead, and why; returns the error by which the node fails, None if the peer
-    is not missed. on_asked: see Transport.
-    members: a scheduler's members, told when it fails. active: see Liveness.
-
-    listens: the bound endpoints. joining: seconds that others may take to join, without a limit under an agent.
-    patience: seconds that a round or barrier may take without progress. A script may ask for more than the option says.
+    on_lost: receives a peer that is considered dead, and the reason. Returns the error by which the node fails, or None
+        if the peer is not missed.
+    on_asked: see Transport.
+    members: a scheduler's members, which learn of its failure.
+    active: see Liveness.
+    listens: the bound endpoints.
+    joining: seconds that others may take to join; no limit under an agent.
+    patience: seconds that a round or barrier may take without progress. A script may request more than the option
+        allows.
     encoded: bytes before and after encoding, by plane.
     """
 
@@ -78,7 +85,7 @@ class Node:
         self.loop = Loop()
         self.timeout = settings.number("timeout")
         self.patience = settings.number("patience")
-        # An agent reports a process that ends before it has joined; until then its script may take any time.
+        # An agent reports a process that ends before it has joined. Until it has joined, its script may take any time.
         self.joining = UNLIMITED if settings.supervised else self.timeout
         self.rpc = Rpc(self.loop, self.timeout, settings.incarnation)
         self.telemetry = Telemetry(state="starting")
@@ -148,8 +155,8 @@ class Node:
                 )
 
     def check_identity(self, link: Link, role: str, roster: Membership | None) -> None:
-        """Raise BadMessage if a dialling peer's hello claims another rank in this role ("worker" or "party") than its
-        key has. Without keys, compare with the roster, as soon as the roster has arrived.
+        """Raise BadMessage if a dialling peer's hello claims, in this role ("worker" or "party"), a rank that differs
+        from its key's rank. Without keys, compare with the roster, as soon as it has arrived.
         """
         rank = link.hello.get("rank")
         if self.keys is not None:
@@ -171,13 +178,13 @@ class Node:
     def join(
         self, plane: PlaneSettings, role: str, on_roster: Callable[[Membership], None], **facts: Any
     ) -> Membership:
-        """Register with a plane's scheduler; `on_roster` is called when all members have."""
+        """Register with a plane's scheduler. `on_roster` is called when all members have registered."""
         membership = Membership(self, plane, role, facts, on_roster)
         self.memberships.append(membership)
         return membership
 
     def goodbye(self, servers: Iterable[Link] = ()) -> None:
-        """This process is done: tell `servers` and every scheduler, and end `run` when they have answered and all peers
+        """This process is done: tell `servers` and every scheduler. `run` ends when they have answered, and all peers
         that said goodbye to this process are gone.
         """
         if self.error is not None:  # failing: the last message is already sent
@@ -203,7 +210,7 @@ class Node:
     def run(self) -> None:
         """Run the loop until stopped. Raises the error that made the node fail.
 
-        A KeyboardInterrupt is raised again after the schedulers, or a scheduler's members, have been told.
+        A KeyboardInterrupt is raised again after the schedulers know of it (in a scheduler: its members).
         """
         self.loop.every(self.settings.number("heartbeat"), self._report)
         self.liveness.start()

@@ -1,7 +1,8 @@
-"""Divides tensors over the servers so that these hold equally many bytes, and cuts them into slices.
+"""Divides tensors over the servers so that the servers hold equally many bytes, and cuts tensors into slices.
 
-The rank-0 root places slices on the roots, the rank-0 local server on those of its party; all others learn the
-placement when the tensor is declared. Key names play no part, so no pattern of names can overload one server.
+The rank-0 root places slices on the roots. The rank-0 local server places slices on the servers of its party. All
+others learn the placement when the tensor is declared. Key names play no part, so no pattern of names can overload one
+server.
 """
 
 import itertools
@@ -23,38 +24,46 @@ from geomx_cli.ps.net.wire import DTYPE_NAMES, EVERY, ITEM_SIZES, MAX_ELEMENTS, 
 __all__ = ["LONGEST", "NEAR", "Partition", "Placement", "Placements", "Slice", "Tensor"]
 
 MAX_SLICES, MAX_SLICES_OF_ALL = 16_384, 1_000_000
-"""Slices of a tensor, and of all: while a server cuts a tensor, it does nothing else."""
+"""Limits on the slices of a tensor, and of all tensors: while a server cuts a tensor, it does nothing else."""
 OF_ONE, OF_PARTY = MAX_SLICES_OF_ALL // 4, MAX_SLICES_OF_ALL // 2
-"""Slices that one process may be the first to declare, and those of a party together: whoever declares without end
-leaves room to its party, and the party to others."""
+"""Limits on the slices that one process is the first to declare, and that a party's processes together are the first to
+declare. So a process that declares without end leaves room to its party, and the party to other parties."""
 NEAR = 524_288
-"""Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
+"""Elements in a slice if all members run on the roots' host. A slice costs each process time, whatever its size."""
 FAR, FAR_MIN = 262_144, 16_384
-"""Elements in a slice elsewhere, at most and at least: the shorter, the sooner a slow link is busy both ways."""
+"""The most and the fewest elements in a slice if some members run on other hosts. The shorter the slices, the sooner a
+slow link is busy in both directions.
+"""
 FAR_URGENT = 65_536
-"""Elements in a slice elsewhere, at most, if single layers are waited for: nothing overtakes a slice that is under way,
-and each costs all processes time, so they are longer otherwise."""
+"""The most elements in a slice then, if steps wait for single layers (--p3). Nothing overtakes a slice that is
+under way, so short slices help. Without --p3 slices are longer, because each costs all processes time.
+"""
 MAX_SCALE = 4
-"""How many times longer a slice elsewhere may be if it is sent encoded: its bytes are few, and its cost is the same."""
+"""How many times longer such a slice may be if it is sent encoded: it has few bytes, and costs the same time."""
 FEW_BYTES, MAX_SCALE_OF_FEW = 30.0, 8
-"""The same if its bytes are at least FEW_BYTES times fewer."""
+"""The same, if the encoding makes the bytes at least FEW_BYTES times fewer."""
 LONGEST = max(NEAR, MAX_SCALE_OF_FEW * FAR)
-"""Elements in a slice, at most, if the length is not given."""
+"""The most elements in a slice, if the length is not given."""
 SLICES_PER_ROOT = 8
-"""Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
+"""Slices of a tensor that each root should have then, within the limits above, so that roots are loaded alike."""
 LEAST, LEAST_ENCODED = 256, 4096
-"""Elements that a server gets of a tensor that is divided, at least; the second with a codec, which may need chunks."""
+"""The fewest elements of a divided tensor that a server gets; the second with a codec, which may need chunks."""
 MAX_ANSWERED = 65_536
-"""Slices in one answer: it is made at once, and other members wait meanwhile. A slice takes up to 21 bytes of it."""
+"""Limit on the slices in one answer. An answer is made at once, and other members wait meanwhile. A slice takes up to
+21 bytes of the answer.
+"""
 SLACK = 0.02
-"""A tensor is not divided if the bytes of no server then exceed the mean by more than this part."""
+"""A tensor is not divided if no server's bytes then exceed the mean by more than this fraction."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor by name: `size` elements of `dtype` (wire.DTYPE_NAMES), in rows of `row` elements.
+    """A tensor by name.
 
-    shard: the rank, in its party, of the only worker of each party that contributes; EVERY: all do.
+    size: number of elements.
+    dtype: their dtype (wire.DTYPE_NAMES).
+    row: elements in a row.
+    shard: the rank, in its party, of the only worker of each party that contributes. EVERY: all workers contribute.
     """
 
     name: str
@@ -92,13 +101,13 @@ class Placement:
 
     @cached_property
     def row(self) -> int:
-        """Elements in a row if every slice has whole rows; else 0, and all elements have to be sent together."""
+        """Elements in a row if every slice has whole rows. Otherwise 0, and all elements have to be sent together."""
         row = self.tensor.row
         return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
 
     @cached_property
     def encoded(self) -> msgspec.Raw:
-        """Its entry in an answer (bodies.py), encoded once: every member declares the tensor, some again and again."""
+        """Its entry in an answer (bodies.py), encoded once: every member declares the tensor, and some repeat it."""
         return msgspec.Raw(msgspec.msgpack.encode((self.key, self.slices)))
 
     def has(self, header: Header) -> bool:
@@ -114,9 +123,9 @@ class Placement:
 class Partition:
     """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
 
-    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link.
-    ratio: how many times fewer bytes elements are sent in there.
-    urgent: a step waits for single layers (--p3).
+    slice_elements: the most elements in a slice. 0 chooses a size that suits servers across a wide-area link.
+    ratio: how many times fewer bytes elements have when sent.
+    urgent: whether a step waits for single layers (--p3).
     """
 
     def __init__(self, slice_elements: int, servers: int, ratio: float = 1.0, *, urgent: bool = False) -> None:
@@ -130,9 +139,12 @@ class Partition:
         self._slices = Counter[str]()
 
     def declare(self, tensor: Tensor, by: str = "", party: str = "") -> Placement:
-        """The placement of `tensor` over the roots. by: the process that declares it; party: the local server that
-        relays this, "" for none. Raises InvalidSettings if it was declared with another size, dtype or shard, or there
-        would be too many slices; that changes nothing.
+        """The placement of `tensor` over the roots.
+
+        by: the process that declares it.
+        party: the local server that relays the declaration, "" for none.
+        Raises InvalidSettings if it was declared with another size, dtype or shard, or if there would be too many
+        slices. Then nothing changes.
         """
         known = self._placed.get(tensor.name)
         if known is None:
@@ -147,7 +159,7 @@ class Partition:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Forget what is declared in this block if it raises an error."""
+        """Discard all declarations in this block if the block raises an error."""
         load, slices, count = self._load.copy(), self._slices.copy(), len(self._placed)
         try:
             yield
@@ -201,7 +213,7 @@ class Partition:
         return Placement(len(self._placed), tensor, slices)
 
     def _check_count(self, tensor: Tensor, by: str, party: str, count: int) -> None:
-        """Raise InvalidSettings, which names who has declared most, if `count` slices are too many."""
+        """Raise InvalidSettings if `count` slices are too many. It names the process that has declared most."""
         limits = ((by, OF_ONE), (party, OF_PARTY), ("", MAX_SLICES_OF_ALL))
         over = next(((who, most) for who, most in limits if self._slices[who] + count > most), None)
         if over is None:
@@ -217,12 +229,12 @@ class Partition:
         )
 
     def _divide(self, tensor: Tensor, unit: int) -> list[tuple[int, int]]:
-        """Divide the tensor's units among the least loaded servers, so that their loads become as equal as they can.
+        """Divide the tensor's units among the least loaded servers, so that the loads become as equal as possible.
 
         Returns (server, units), by server.
         """
-        # Pour the tensor onto the loads of the servers like water onto stairs: the lowest `count` of them rise to one
-        # level. More servers mean smaller pieces, so another one is added only while all get their least share.
+        # Pour the tensor onto the servers' loads like water onto stairs: the lowest `count` loads rise to one level.
+        # More servers mean smaller pieces, so another server is added only while all get their least share.
         weight, units = unit * ITEM_SIZES[tensor.dtype], tensor.size // unit
         order = sorted(range(self._servers), key=lambda server: self._load[server])
         level, count = float(self._load[order[0]] + units * weight), 1
@@ -247,11 +259,12 @@ def _cut(units: int, most: int) -> list[int]:
 
 
 class Placements:
-    """Where the slices of declared tensors go: the rank-0 root places them on the roots, the rank-0 local server then
-    on the servers of its party.
+    """The servers to which the slices of declared tensors go. The rank-0 root places slices on the roots. The rank-0
+    local server then places them on the servers of its party.
 
-    ratio: how many times fewer bytes the codec of exchanges with the roots sends; asked for once, at the first
-    declaration. rank: this server's in the plane of its members.
+    ratio: returns how many times fewer bytes the codec of exchanges with the roots sends. Called once, at the first
+        declaration.
+    rank: this server's rank in the plane of its members.
     """
 
     def __init__(
@@ -268,8 +281,8 @@ class Placements:
         self._by_key: dict[int, Placement] = {}
 
     def has_declared(self, header: Header) -> bool:
-        """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations,
-        so the others accept any slice, a root only its own.
+        """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations.
+        So the others accept any slice, except that a root accepts only its own.
         """
         if self._rank() != 0:
             return not self._is_root or header.root == self._rank()
@@ -277,9 +290,9 @@ class Placements:
         return placement is not None and placement.has(header)
 
     def place(self, body: Body, sender: Member) -> Body:
-        """At the root: place the tensors of a declaration; returns the answer. Raises InvalidSettings, with nothing
-        changed, if a tensor was declared differently before or is listed twice, if the sender's party has no worker for
-        its shard, or if there are more slices than an answer may have.
+        """At the root: place the tensors of a declaration, and return the answer. Raises InvalidSettings if a tensor
+        was declared differently before or is listed twice, or if the sender's party has no worker for its shard. Also
+        raises it if there are more slices than an answer may have. Then nothing has changed.
         """
         tensors, by, partition = self.tensors_of(body, sender), body["by"], self._own_partition()
         placements, count = list[Placement](), 0
@@ -293,8 +306,10 @@ class Placements:
         return self._keep(placements)
 
     def assign(self, body: Body, sender: Member) -> Body:
-        """At a local server: assign the slices that the root has placed to the servers of the party; returns the
-        answer. body: a declaration, with the root's `placements`.
+        """At a local server: assign the slices that the root has placed to the servers of the party. Returns the
+        answer.
+
+        body: a declaration, with the root's `placements`.
         """
         tensors = self.tensors_of(body, sender)
         for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
@@ -305,20 +320,21 @@ class Placements:
         return self._keep([self._placed[tensor.name] for tensor in tensors])
 
     def known(self, tensors: Sequence[Tensor]) -> Body | None:
-        """At a local server: the answer to a declaration whose tensors are all assigned; None for another one."""
+        """At a local server: the answer to a declaration whose tensors are all assigned. Otherwise None."""
         found = [self._placed.get(tensor.name) for tensor in tensors]
         known = [item for item, tensor in zip(found, tensors, strict=True) if item and item.tensor == tensor]
         return self._keep(known) if len(known) == len(tensors) else None
 
     def tensors_of(self, body: Body, sender: Member) -> list[Tensor]:
-        """The tensors of a declaration. Raises InvalidSettings for one that is listed twice or has a wrong shard."""
+        """The tensors of a declaration. Raises InvalidSettings for a tensor that is listed twice or has a wrong shard.
+        """
         tensors, names = [Tensor(*fields) for fields in body["tensors"]], set[str]()
         for tensor in tensors:
             if tensor.name in names:
                 what = f"key {tensor.name!r} is listed twice in one declaration"
                 raise InvalidSettings(what, "declare each key once")
             names.add(tensor.name)
-        if not self._members.is_party(sender.rank):  # whose local server has checked them
+        if not self._members.is_party(sender.rank):  # otherwise its local server has checked them
             self._check_shards(tensors)
         return tensors
 

@@ -1,7 +1,8 @@
 """Requests between two processes, executed exactly once even if connections are cut.
 
 The sender repeats unanswered requests, under the same number, on a new connection. The receiver remembers the numbers
-it has received and answers a repeat with the stored answer, which it keeps until a later request acknowledges it.
+that it has received, and answers a repeat with the stored answer. It keeps the answer until a later request
+acknowledges it.
 """
 
 import time
@@ -24,7 +25,7 @@ Failed = Callable[[GeomxError], None]
 Counts = Literal["alive", "idle", "always"]
 
 MAX_OPEN = 4096
-"""Requests of one peer that are worked on, or whose answers it may not have."""
+"""Limit on one peer's requests that are in progress, or whose answers the peer may not have."""
 MAX_KEPT = 64 * 2**20
 """Bytes of answers that one peer may leave unacknowledged before its requests are refused."""
 
@@ -41,12 +42,13 @@ class Request:
         self._reply = reply
 
     def answer(self, body: Body | None = None, *, keep: bool = True) -> None:
-        """Send the answer. With `keep` False (long, reproducible answers) it is not stored: a repeat executes it again.
+        """Send the answer. With `keep` False (for long, reproducible answers) it is not stored: a repeat executes the
+        request again.
         """
         self._reply(body or {}, keep)
 
     def refuse(self, error: GeomxError) -> None:
-        """Answer with an error, which is raised where the request was made."""
+        """Answer with an error, which the requesting process raises."""
         self._reply({"error": error.message, "hint": error.hint}, True)
 
 
@@ -65,8 +67,8 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Heard:
-    """One peer's requests, by number: those in progress, and encoded answers, of `kept` bytes in all. The peer has the
-    answers up to `acked`.
+    """One peer's requests, by number: those in progress, and encoded answers (`kept` bytes in all). The peer has the
+    answers to all requests up to `acked`.
     """
 
     acked: int = 0
@@ -76,8 +78,8 @@ class _Heard:
 
 
 class _AnswerBody(dict[str, Any]):
-    """An answer's body. A missing field raises PeerLost, which names the peer, wherever it is read: bodies.py does not
-    know the answers of algorithms.
+    """An answer's body. Reading a missing field raises PeerLost, which names the peer. This check is here because
+    bodies.py does not know the answers of algorithms.
     """
 
     def __init__(self, body: Body, peer: str, topic: str) -> None:
@@ -106,9 +108,9 @@ class Rpc:
         self._topics = dict(TOPICS)
 
     def add_topics(self, topics: Mapping[str, Topic]) -> None:
-        """Check requests, notifications and answers of these topics too; to be called before any peer is connected.
+        """Also check requests, notifications and answers of these topics. Call it before any peer is connected.
 
-        Raises InvalidSettings for one that has another meaning already.
+        Raises InvalidSettings for a topic that has another meaning already.
         """
         for topic in topics:
             if topic in self._topics or topic in LINK_TOPICS or topic == "answer":
@@ -127,9 +129,10 @@ class Rpc:
     ) -> None:
         """Send a request; exactly one of `answer` and `failed` is called later.
 
-        limit: seconds, 0 for the option `timeout`.
-        counts: when time counts towards the limit: "alive", while the peer is heard (silence has its own limit);
-        "idle", since the last progress here or elsewhere, for requests that wait for others; "always", by the clock.
+        limit: seconds; 0 for the option `timeout`.
+        counts: when time counts towards the limit. "alive": while the peer is heard (silence has its own limit).
+            "idle": since the last progress here or elsewhere, for requests that wait for others. "always": by the
+            clock.
         """
         self._number += 1
         number, limit = self._number, limit or self._timeout
@@ -155,13 +158,14 @@ class Rpc:
             self._send(number)
 
     def renew(self, link: Link) -> None:
-        """This peer has been restarted: its requests so far are answered nowhere."""
+        """This peer has been restarted. Its requests so far get no answer."""
         self._heard.pop(link, None)
 
     def receive(self, link: Link, number: int, acked: int, topic: str, body: Body) -> Request | None:
-        """The request to execute; None for a repeat. The peer has the answers to all its requests up to `acked`.
+        """The request to execute, or None for a repeat. The peer has the answers to all its requests up to `acked`.
 
-        Raises BadMessage if too many of its requests are in progress, and for a wrong body, which is refused.
+        Raises BadMessage if too many of its requests are in progress. Also raises it for a wrong body, which is
+        refused.
         """
         if not number:
             if topic not in self._topics or not self._topics[topic].notifies:
@@ -170,8 +174,8 @@ class Rpc:
         if acked >= number:
             raise BadMessage(f"request {number} of a peer that has its answer")
         heard = self._heard.setdefault(link, _Heard())
-        # Numbers ascend, and the peer has the answers up to `acked`. So few answers are kept, and a number up to it
-        # that still comes is a late repeat.
+        # Numbers ascend, and the peer has the answers up to `acked`. So few answers are kept, and a number up to
+        # `acked` that still arrives is a late repeat.
         heard.acked = max(heard.acked, acked)
         for done in [done for done in heard.answers if done <= acked]:
             heard.kept -= len(heard.answers.pop(done))
@@ -179,7 +183,8 @@ class Rpc:
             link.control("answer", heard.answers[number], number)
             return None
         if number in heard.open or number <= heard.acked:
-            # A repeat of a request in progress (it will be answered), or a late one whose answer was received.
+            # Either a repeat of a request in progress, which will be answered, or a late repeat whose answer was
+            # received.
             return None
         if len(heard.open) >= MAX_OPEN:
             raise BadMessage(f"more than {MAX_OPEN} requests at once")
@@ -196,8 +201,8 @@ class Rpc:
         return request
 
     def answered(self, link: Link, number: int, body: Body) -> None:
-        """Handle an answer. An answer to a repeated request may arrive twice; the second is ignored. A wrong body fails
-        the request with PeerLost, which names the peer.
+        """Handle an answer. An answer to a repeated request may arrive twice, and the second is ignored. A wrong body
+        fails the request with PeerLost, which names the peer.
         """
         asked = self._asked.get(number)
         if not 0 < number <= self._number or (asked is not None and asked.link is not link):

@@ -4,11 +4,13 @@ It sends the roster once all members have joined, detects lost members, reports 
 members have said goodbye. Training does not involve it.
 
 Scripts that an agent has started may take any time until they join. In a job that no control machine follows, agents
-keep a connection for those that have not (runtime/presence.py): so the loss of a host is noticed before, too.
+keep a connection for processes that have not joined (runtime/presence.py). So the loss of a host is noticed before they
+join.
 
-A member that is restarted joins again, and gets the same roster. The scheduler keeps the roster and who has left in a
-file, if it has a folder that outlives it. Restarted before the roster, it has nothing to keep: all ask again to join.
-With no room left recovery ends with one warning, and the job goes on.
+A member that is restarted joins again, and gets the same roster. If the scheduler has a folder that outlives it, it
+keeps the roster, and which members have left, in a file. If it is restarted before the roster exists, it has nothing to
+keep: all processes ask again to join. If the folder has no room left, recovery ends with one warning, and the job
+continues.
 """
 
 import re
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["PRESENCE", "Scheduler"]
 
 PRESENCE = "presence"
-"""The plane in hellos of agents, which speak in the name of a process that may dial at the same time."""
+"""The plane in hellos of agents. They dial in the name of a process, which may dial at the same time."""
 PENDING_INTERVAL = 2.0
 _FILE = "scheduler"
 MAX_RANK = 65_535
@@ -57,8 +59,8 @@ class _Host:
 
 
 class Scheduler:
-    """`run` returns when all members have ended normally; it raises PeerLost if one failed or fell silent, and TimedOut
-    if not all have joined in time.
+    """`run` returns when all members have ended normally. It raises PeerLost if a member failed or fell silent, and
+    TimedOut if not all members have joined in time.
     """
 
     def __init__(self, settings: NodeSettings, plane: PlaneSettings, events: EventLog) -> None:
@@ -69,7 +71,7 @@ class Scheduler:
         self._unheard: Timer | None = None
         self._complete = False
         self._keeps = bool(settings.state_dir)
-        self._saved: StateFile | None = None  # once it is needed, as it imports numpy
+        self._saved: StateFile | None = None  # once it is needed: it imports numpy
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_gone=self._on_gone, on_lost=self._lose, members=self._present,
@@ -113,7 +115,7 @@ class Scheduler:
             raise BadMessage(f"unknown topic {request.topic!r}")
 
     def _on_request_of_agent(self, request: Request) -> None:
-        """An agent speaks of its host in the name of one of its processes."""
+        """An agent reports about its host, in the name of one of the host's processes."""
         of_itself = request.topic in ("fail", "absent") and request.body["process"] == request.link.name
         if request.topic == "absent" and of_itself and request.link.name in self._joined():
             request.answer()
@@ -129,10 +131,13 @@ class Scheduler:
         self.node.fail(self._reported(by, request.body))
 
     def _reported(self, by: Member | None, body: Body) -> PeerLost:
-        """The failure that a member reports; by: None for the failed process itself, before it has joined.
+        """The failure that a member reports.
 
-        A worker knows only its plane and its party, and so does a local server in the global plane. If it reports any
-        other process, this counts as its own failure. A server learns of other processes through its other plane.
+        by: the member; None for the failed process itself, before it has joined.
+
+        A worker knows only its plane and its party, and a local server in the global plane likewise. If such a member
+        reports any other process, the report counts as its own failure. A server learns of other processes through its
+        other plane.
         """
         peer, message, hint = body["process"], body["message"], body.get("hint", "")
         blame = blame_in(body)
@@ -167,8 +172,8 @@ class Scheduler:
             self._announce()
 
     def _await(self, request: Request) -> None:
-        """The agent of a host, in the name of one of its processes, tells which of them have not joined: in several
-        requests if they are many, and in one without any that it leaves.
+        """The agent of a host tells, in the name of one of its processes, which processes have not joined. It sends
+        several requests if they are many. A request without any processes says that the agent leaves.
         """
         link, body = request.link, request.body
         for other in [known for known in self._hosts if known.name == link.name and known is not link]:
@@ -181,7 +186,7 @@ class Scheduler:
             if len(awaited) > self._plane.servers + self._plane.workers:
                 raise BadMessage(f"{link.name} awaits {len(awaited)} processes, more than the plane has")
             self._hosts[link] = _Host(known.name, awaited)
-            self.node.liveness.watch(link)  # also once all of its processes have joined: it hears that we run
+            self.node.liveness.watch(link)  # also once all its processes have joined: the agent hears that we run
             limit = self.node.settings.number("silence") + self.node.timeout
             self._unheard = self._unheard or self.node.loop.call_later(limit, partial(self._check_unheard, limit))
         request.answer()
@@ -192,8 +197,8 @@ class Scheduler:
             self.node.liveness.forget(link)
 
     def _check_unheard(self, limit: float) -> None:
-        """All agents have had time to connect. A missing process whose agent has not connected is on a host that was
-        lost before.
+        """All agents have had time to connect. If a missing process's agent has not connected, its host was lost
+        before.
         """
         heard = len(self._members) + len({name for host in self._hosts.values() for name in host.awaited})
         if not self._complete and heard < self._plane.servers + self._plane.workers:
@@ -204,7 +209,7 @@ class Scheduler:
             self.node.fail(TimedOut(what, hint))
 
     def _checked(self, request: Request) -> Member:
-        """The record of a process that joins. Raises InvalidSettings for one that may not."""
+        """The record of a process that joins. Raises InvalidSettings for a process that may not join."""
         body, plane = request.body, self._plane
         theirs = (body["servers"], body["workers"])
         if theirs != (plane.servers, plane.workers):
@@ -231,7 +236,7 @@ class Scheduler:
 
     def _check_again(self, member: Member, request: Request) -> None:
         """A member joins again, because either end was restarted. Raises InvalidSettings if its role, rank or endpoints
-        differ.
+        differ from before.
         """
         body, wanted = request.body, request.body.get("rank")
         if wanted == member.rank:  # it was told that one
@@ -246,7 +251,9 @@ class Scheduler:
             raise InvalidSettings(what, "restart a process with the variables that it had")
 
     def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
-        """Raise InvalidSettings for a process that joins with another identity than its key's or its earlier one."""
+        """Raise InvalidSettings if a process joins with an identity that differs from its key's or from its earlier
+        one.
+        """
         keys, own = self.node.keys, Identity(process, role, -1 if rank is None else rank)
         if process != link.name:
             raise InvalidSettings(f"{link.name} joins as {process}", "start it anew")
@@ -263,7 +270,9 @@ class Scheduler:
         return " and ".join(parts)
 
     def _announce(self) -> None:
-        """Assign ranks to members that have none (those of a group are consecutive), and send the roster to all."""
+        """Assign ranks to members that have none (members of a group get consecutive ranks), and send the roster to
+        all.
+        """
         self._complete = True
         for link in list(self._hosts):
             self._forget_host(link)
@@ -331,7 +340,7 @@ class Scheduler:
     # Over a restart.
 
     def _on_link(self, link: Link) -> None:
-        """A process dials. If it is of the roster of this scheduler's earlier life, its membership goes on."""
+        """A process dials. If it is in the roster of this scheduler's earlier life, its membership continues."""
         absent = {member.process for member in self._members if member.link is None}
         if link.name not in absent or link.hello.get("plane") == PRESENCE:
             return
@@ -349,7 +358,7 @@ class Scheduler:
             self._save()
 
     def _end_if_over(self) -> None:
-        """End if all members have said goodbye, and those to which that may be news have heard of it."""
+        """End if all members have said goodbye, and know that this has arrived."""
         heard = all(member.state == "gone" or member.link is not None for member in self._members)
         if self._complete and heard and all(member.has_left for member in self._members):
             self.node.goodbye()
@@ -364,7 +373,7 @@ class Scheduler:
                 self._end_recovery(error)
 
     def _save(self) -> None:
-        """Keep what must not be forgotten, before anybody is told of it."""
+        """Save the state that must survive a restart, before any process learns of it."""
         if self._saved is None or not self._complete or self.node.error is not None:
             return
         try:
@@ -394,7 +403,7 @@ class Scheduler:
         self._end_if_over()
 
     def _miss_leaving(self) -> None:
-        """Members that said goodbye before the restart have ended by now, or dialled again."""
+        """Members that said goodbye before the restart have by now either ended or dialled again."""
         for member in self._members:
             if member.link is None and member.state == "left":
                 member.state = "gone"
@@ -411,7 +420,7 @@ class Scheduler:
 
 
 def _endpoints(body: Body) -> tuple[str, ...]:
-    """Where the others may dial a process that joins. Raises InvalidSettings for one that cannot be dialled."""
+    """The endpoints where others may dial a joining process. Raises InvalidSettings if it cannot be dialled."""
     endpoints = tuple(body.get("endpoints", ()))
     if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
         raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")

@@ -17,8 +17,11 @@ __all__ = ["BlockCodec"]
 
 
 class BlockCodec(Codec):
-    """Scales are little-endian fp32. code: the dtype of codes; each: elements in one of them. kernels: encodes whole
-    blocks, (elements, scales, codes), and decodes them, (codes, scales, elements).
+    """Scales are little-endian fp32.
+
+    code: the dtype of codes.
+    each: elements in one code.
+    kernels: one encodes whole blocks, (elements, scales, codes), and one decodes them, (codes, scales, elements).
     """
 
     decay = 1.0

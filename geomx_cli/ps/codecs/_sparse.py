@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["SelectingCodec", "decode_indices", "encode_indices", "largest_of_rows", "reaching"]
 
 _STEP = 32
-"""One of so many elements gives a first bound on magnitudes, so that few have to be ordered."""
+"""A sample (one of so many elements) gives a first bound on magnitudes, so that few elements have to be ordered."""
 
 
 def reaching(array: "Array", bound: "float | np.float32") -> "Array":
@@ -61,7 +61,7 @@ def _nth_largest(magnitude: "Array", count: int) -> "Array":
 
 
 class SelectingCodec(Codec):
-    """A codec that sends some elements: subtracting them takes no pass over all."""
+    """A codec that sends some elements. Subtracting them takes no pass over all elements."""
 
     _reaching = staticmethod(reaching)
 
@@ -72,7 +72,7 @@ class SelectingCodec(Codec):
 
     @abstractmethod
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
-        """Encode an array: the payload, and the indices and values that it is decoded to."""
+        """Encode an array. Returns the payload, and the indices and values to which it is decoded."""
 
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
@@ -110,7 +110,7 @@ class SelectingCodec(Codec):
 def encode_indices(indices: "Array", length: int) -> "Array":
     """Encode ascending indices as the gaps between them, in uint8, or uint16 if the mean gap is long.
 
-    A gap of at least the maximum takes several numbers: each maximum adds itself, the first smaller number ends the
+    A gap of at least the maximum takes several numbers. Each maximum adds itself, and the first smaller number ends the
     gap.
     """
     dtype = _dtype(len(indices), length)

@@ -2,7 +2,7 @@
 
 A slice is multiplied by the power of two that brings its largest absolute value to between 2^14 and 2^15, and rounded
 to nearest even. So every element within a factor of 2^28 of the largest keeps 11 significant bits, whatever its
-magnitude; smaller ones lose bits, and below 2^-39 of the largest become 0. There is no residual: the rounding of a
+magnitude. Smaller elements lose bits. Below 2^-39 of the largest they become 0. There is no residual: the rounding of a
 round is independent of all others. Infinities and NaN are preserved.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["codec"]
 name = "fp16"
 _EXPONENT = np.dtype("<i2")
 _LIMIT = 126
-"""Of the exponent: 2^126 and 2^-126 are normal numbers of fp32."""
+"""Limits of the exponent: 2^126 and 2^-126 are normal numbers of fp32."""
 _FAST = -14
 """The exponent from which on the kernels' factors are normal numbers."""
 _INFINITY = 0x7C00

@@ -1,8 +1,8 @@
 """int8: a quarter of the bytes of fp32, with error feedback.
 
-In blocks of 256 elements the largest absolute value m becomes 127: with s = m / 127 an element x is sent as
-round(x / s), to nearest even, and decoded as that number times s, all computed in fp32. The loss is added to the next
-contribution.
+In blocks of 256 elements the largest absolute value m becomes 127. With s = m / 127 an element x is sent as round(x /
+s), to nearest even. It is decoded as that number times s. All of this is computed in fp32. The loss is added to the
+next contribution.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
 """mpq:RATIO[,VALUES][,pull=topk|union][,warmup=N][,min=N]: GeoMX's mixed-precision quantization: bsc for large tensors,
-fp16 for those of fewer than `min` elements.
+fp16 for tensors of fewer than `min` elements.
 """
 
 from geomx_cli.ps.codecs.bsc import Bsc
@@ -16,7 +16,7 @@ def codec(argument: str) -> "Mpq":
 
 
 class Mpq(Bsc):
-    """The payload is that of bsc or of fp16."""
+    """The payload has the format of bsc or of fp16."""
 
     def __init__(self, argument: str, what: str) -> None:
         super().__init__(argument, what)

@@ -1,7 +1,7 @@
 """1bit[:T][,warmup=N]: one bit per element and two values per block, with error feedback.
 
-In blocks of 1024 elements those above T, by default 0, are sent as the mean of those above, and the others as the mean
-of the others: the least square error that one bit allows (Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient
+In blocks of 1024 elements, the elements above T (by default 0) are sent as their mean, and the other elements as
+theirs. This gives the least square error that one bit allows (Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient
 descent", Interspeech 2014). Means are computed in float64 and sent in fp32. The loss is added to the next contribution.
 
 warmup: in the first N rounds of a tensor its elements are encoded by the codec q4, as 1-bit Adam (arXiv:2102.02888)

@@ -1,8 +1,8 @@
 """q4: an eighth of the bytes of fp32, with error feedback.
 
-In blocks of 256 elements with the largest absolute value m an element is a sign and a level L: 0 if its absolute value
-is below 2^-6.5 m, else the number from 1 to 7 for which 2^(L - 7) m is logarithmically nearest. The loss is added to
-the next contribution.
+In blocks of 256 elements with the largest absolute value m, an element is a sign and a level L. L is 0 if its absolute
+value is below 2^-6.5 m. Otherwise it is the number from 1 to 7 for which 2^(L - 7) m is logarithmically nearest. The
+loss is added to the next contribution.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def codec(argument: str) -> "Q4":
 
 
 class Q4(BlockCodec):
-    """The scales are m of each block. A byte has two codes, the first one in its low bits."""
+    """The scales are each block's m. A byte has two codes, the first one in its low bits."""
 
     name = name
     ratio = 8.0

@@ -2,14 +2,16 @@
 HFA (arXiv:2508.15706).
 
 The residual e decays (e = DECAY e + difference), by default by 0.95 as in the paper. In chunks of 4096 elements the K
-of largest magnitude are sent, by default 64: a sign, and one bit for which of two levels the magnitude has. Magnitudes
-above the mean of the K have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16.
+elements of largest magnitude are sent, by default 64. Each is sent as a sign, and one bit for which of two levels the
+magnitude has. Magnitudes above the mean of the K have their own mean as level, and the other magnitudes have theirs.
+The codec fp16 encodes a slice's levels.
+
 Indices are gaps in Rice code with 5 low bits, one fewer each time K is doubled. The last chunk sends the same fraction
-of its elements, rounded up. Slices of fewer than 4096 elements, biases and the like, have chunks of 256, of which half
+of its elements, rounded up. Slices of fewer than 4096 elements, such as biases, have chunks of 256. Half of each chunk
 is sent, with no low bits, also in a warm-up. In the residual of results that are sums nothing decays.
 
-warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048: what is left out of
-a model's first, large changes is what it lacks most.
+warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048. The reason: the
+    parts that are left out of a model's first, large changes are the parts that it lacks most.
 """
 
 import copy
@@ -36,12 +38,12 @@ name = "sparseloco"
 _CHUNK, _KEPT, _LOW_BITS = 4096, 64, 5
 _SMALL = 256
 _DOUBLED = {_KEPT << times: times for times in range(_LOW_BITS + 1)}
-"""The numbers of elements that a chunk may send: how many times the smallest is doubled."""
+"""The numbers of elements that a chunk may send, as the number of times that the smallest is doubled."""
 _LEVEL = np.dtype("<f2")
 
 
 def codec(argument: str) -> "SparseLoCo":
-    """DECAY, above 0, at most 1, a chunk's elements, and the rounds of warm-up, see with_numbers. Raises
+    """Parse DECAY (above 0, at most 1), a chunk's elements, and the rounds of warm-up, see with_numbers. Raises
     InvalidSettings.
     """
     first, numbers = with_numbers(name, argument, keep=_KEPT, warmup=0)
@@ -59,9 +61,9 @@ def codec(argument: str) -> "SparseLoCo":
 
 
 class SparseLoCo(SelectingCodec):
-    """The payload: two levels of each chunk in fp16, the power of two that they are multiplied by as int16, then bits,
-    each kind starting at a byte boundary: the low bits of gaps, signs, levels, and the gaps' high parts in unary (ones
-    and a zero).
+    """The payload: two levels of each chunk in fp16, and as int16 the power of two by which they are multiplied. Then
+    bits, each kind starting at a byte boundary: the low bits of gaps, signs, levels, and the gaps' high parts in unary
+    (ones and a zero).
     """
 
     results = "changes"
@@ -160,10 +162,15 @@ class SparseLoCo(SelectingCodec):
 
 
 class _Chunks:
-    """The chunks of a slice. size: elements of each but the last; whole: elements of all chunks of this size; kept: how
-    many of each are sent; counts: the same of each chunk; first: for each chunk the number of its first element among
-    all that are sent. For each of these: numbers, the number of its chunk; starts and limits, that one's offset and
-    length.
+    """The chunks of a slice.
+
+    size: elements of each chunk but the last.
+    whole: elements of all chunks of this size.
+    kept: how many elements of each of these are sent.
+    counts: how many elements of each chunk are sent.
+    first: for each chunk, the number of its first element among all sent elements.
+    numbers: for each sent element, the number of its chunk.
+    starts, limits: for each sent element, its chunk's offset and length.
     """
 
     def __init__(self, length: int, size: int, kept: int) -> None:
@@ -187,5 +194,5 @@ def _values(levels: "Array", chunks: _Chunks, high: "Array", negative: "Array") 
 
 @lru_cache(16)
 def _chunks_of(length: int, size: int, kept: int) -> _Chunks:
-    """Slices of a tensor have two lengths at most."""
+    """Slices of a tensor have at most two lengths."""
     return _Chunks(length, size, kept)

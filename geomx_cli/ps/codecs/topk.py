@@ -1,14 +1,15 @@
 """topk:RATIO[,VALUES][,pull=topk|union][,warmup=N][,min=N]: only the largest elements, with error feedback (Stich et
 al., arXiv:1809.07599).
 
-Of n elements the ceil(RATIO n) of largest magnitude are sent, their indices as gaps of one or two bytes, their values
-by the codec VALUES (fp16, the default, bf16, int8, q4) or unencoded (fp32). All others are added to the next
-contribution.
+Of n elements the ceil(RATIO n) elements of largest magnitude are sent. Their indices are gaps of one or two bytes.
+Their values are encoded by the codec VALUES (fp16, the default, bf16, int8, q4) or unencoded (fp32). All other elements
+are added to the next contribution.
 
-pull: which elements a result has: `topk`, the default, the largest ones, as many as a contribution, and the others
-follow in later rounds; or `union`, all that a party has contributed to the round, so a result grows with the number of
-parties. warmup: in round r of the first N the ratio is RATIO^((r - 1) / N): 1 in the first one, then falling
-geometrically. min: tensors of fewer elements are sent unencoded; --compress-min by default.
+pull: which elements a result has. `topk`, the default: the largest ones, as many as a contribution. The others follow
+    in later rounds. `union`: all elements that a party has contributed to the round, so a result grows with the number
+    of parties.
+warmup: in round r of the first N the ratio is RATIO^((r - 1) / N): 1 in the first round, then falling geometrically.
+min: tensors of fewer elements are sent unencoded; --compress-min by default.
 """
 
 import copy
@@ -35,15 +36,15 @@ _VALUES = {"fp16": fp16, "bf16": bf16, "int8": int8, "q4": q4, "fp32": None}
 
 
 def codec(argument: str) -> "TopK":
-    """RATIO, VALUES and parameters; a plus may replace a comma. Raises InvalidSettings."""
+    """Parse RATIO, VALUES and parameters. A plus may replace a comma. Raises InvalidSettings."""
     return TopK(argument, "topk")
 
 
 class TopK(SelectingCodec):
     """The payload: the number of elements as uint32, the indices, the values.
 
-    smallest: elements of the smallest tensor that is made sparse; None until the spec is completed. small: the codec
-    for smaller ones, None for none.
+    smallest: elements of the smallest tensor that is made sparse; None until the spec is completed.
+    small: the codec for smaller tensors; None for none.
     """
 
     decay = 1.0

@@ -1,6 +1,6 @@
 """2bit:T: two bits per element upwards, with error feedback, like MXNet 1.9.1; results are not encoded.
 
-r = r + g; an element is decoded as T if r >= T, as -T if r <= -T, else as 0, and the decoded value is subtracted from
+r = r + g. An element is decoded as T if r >= T, as -T if r <= -T, otherwise as 0. The decoded value is subtracted from
 r, which is kept.
 """
 

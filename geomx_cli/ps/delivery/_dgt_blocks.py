@@ -1,12 +1,14 @@
-"""Blocks of a slice (DGT): how much each contributes, which go first, and the messages that they come in.
+"""Blocks of a slice (DGT): how much each contributes, their order, and the messages that contain them.
 
 Wang et al., "Differential gradient transmission", FGCS 121 (2021): the contribution of a block is a moving average of
-its mean absolute gradient. Blocks are sorted by it, and the first `k` of them are important. The last block of a slice
-is important too. Important blocks come in one message, the rest in another or in datagrams.
+its mean absolute gradient. Blocks are sorted by contribution, and the first `k` of them are important. The last block
+of a slice is important too. Important blocks are sent in one message, the other blocks in another message or in
+datagrams.
 
-A part is a PART message with the header of the contribution. Its payload: a preamble (struct PREAMBLE: flags, bytes of
-a block, bytes of the blocks that are in neither this part nor silent), a bit for each block that it contains, lowest
-first, and these blocks in order of their place. Blocks that come in no part are zero.
+A part is a PART message with the header of the contribution. Its payload has a preamble (struct PREAMBLE: flags, bytes
+of a block, bytes of the blocks that are neither in this part nor silent). A bit for each block follows, lowest first:
+it tells whether the part contains the block. Then follow these blocks, in order of their place. Blocks in no part are
+zero.
 """
 
 import math
@@ -30,17 +32,19 @@ __all__ = [
 ]  # fmt: skip
 
 IMPORTANT, SILENT = 0, 255
-"""Channels: of important blocks, and of blocks without a bit set, which are not sent."""
+"""Channels: of important blocks, and of blocks that have no bit set and are not sent."""
 LEVELS = 16
 BEHIND = 1 << 30
-"""How far the priority of the other blocks is below that of the important ones: they go behind those of all slices."""
+"""How far the priority of other blocks is below the important blocks' priority. They follow all slices' important ones.
+"""
 
 PREAMBLE = struct.Struct("<BII")
 FIRST, QUANTISED, BY_DATAGRAM = 1, 2, 4
 
 
 def channels(count: int, k: float, unreliable: int) -> Array:
-    """The channel of each of `count` blocks in descending order of contribution, of which the last stands apart.
+    """The channel of each of `count` blocks in descending order of contribution. The last block of the slice comes
+    last.
 
     The first round(k * count), rounded half up, and the last are IMPORTANT. The rest are divided evenly over the
     channels 1 to `unreliable`.
@@ -62,7 +66,7 @@ class Ranking:
     average: Array | None = None
 
     def update(self, array: Array, size: int, alpha: float) -> bool:
-        """Take a round's gradient, in blocks of `size` elements: C <- alpha C + (1 - alpha) mean|g|.
+        """Include a round's gradient, in blocks of `size` elements: C <- alpha C + (1 - alpha) mean|g|.
 
         Returns False, and keeps the contributions, if some are not finite.
         """
@@ -80,7 +84,7 @@ class Ranking:
     def channels(self, k: float, unreliable: int, zero: Array) -> tuple[Array, Array]:
         """The channel of each block, and the blocks that are sent, most important first, the last block last.
 
-        zero: which blocks have no bit set. Those without a contribution are SILENT, except the last.
+        zero: which blocks have no bit set. Blocks without a contribution are SILENT, except the last block.
         """
         assert self.average is not None
         count = len(self.average)
@@ -93,8 +97,9 @@ class Ranking:
 
 
 def quantise(blocks: Array) -> tuple[Array, Array]:
-    """Each row in 4 bits an element: the bounds of its 16 bins, float32 in two columns, and two codes to a byte, the
-    first in the low bits. The bins lie between min(0, smallest) and max(0, largest); rows are of even length.
+    """Encode each row in 4 bits per element. Returns the bounds of the row's 16 bins (float32, in two columns) and the
+    codes, two in a byte, the first in the low bits. The bins lie between min(0, smallest) and max(0, largest). Rows
+    have even length.
     """
     bounds = np.empty((len(blocks), 2), "<f4")
     bounds[:, 0] = np.minimum(blocks.min(axis=1), 0)
@@ -131,8 +136,9 @@ def part_header(header: Header, behind: int = 0) -> Header:
 def encode_part(
     data: Array, has: Array, size: int, rest: int = 0, *, first: bool, by_datagram: bool = False
 ) -> bytes:
-    """A part with those blocks of `size` bytes of `data` (the slice as uint8) that `has` marks. rest: bytes of blocks
-    that come later.
+    """A part with the blocks that `has` marks, of `size` bytes each, from `data` (the slice as uint8).
+
+    rest: bytes of blocks that come later.
     """
     flags = FIRST * first | BY_DATAGRAM * by_datagram
     bitmap: bytes = np.packbits(has, bitorder="little").tobytes()
@@ -140,7 +146,7 @@ def encode_part(
 
 
 def encode_quantised(bounds: Array, codes: Array, has: Array, size: int) -> bytes:
-    """A part with quantised blocks (see `quantise`): those that `has` marks, in order."""
+    """A part with quantised blocks (see `quantise`): the blocks that `has` marks, in order."""
     bitmap: bytes = np.packbits(has, bitorder="little").tobytes()
     return PREAMBLE.pack(QUANTISED, size, 0) + bitmap + bounds.tobytes() + codes.tobytes()
 
@@ -167,7 +173,7 @@ def bytes_in(total: int, has: Array, size: int) -> int:
 
 
 def as_contribution(header: Header, array: Array) -> tuple[Header, memoryview]:
-    """The EXCHANGE that the parts with this header are of, with these elements."""
+    """The EXCHANGE to which the parts with this header belong, with these elements."""
     header.kind, header.wide = Kind.EXCHANGE, array.dtype.itemsize > dtype_of(header, wide=False).itemsize
     return header, memoryview(array.data).cast("B")
 
@@ -176,12 +182,12 @@ def as_contribution(header: Header, array: Array) -> tuple[Header, memoryview]:
 class Assembly:
     """A contribution that arrives in parts. Times in time.monotonic seconds.
 
-    header: of the part that came first.
+    header: of the part that arrived first.
     data: the slice as bytes; zero where nothing has arrived.
-    credit: payload bytes of its messages that were not returned.
-    due: when its wait for datagrams is over; None before its first part.
-    data_at: when the newest datagram arrived, 0 for none.
-    by_datagram: whether the other blocks are datagrams.
+    credit: payload bytes of its messages whose credit was not returned yet.
+    due: when its wait for datagrams ends; None before its first part.
+    data_at: when the newest datagram arrived; 0 for none.
+    by_datagram: whether the other blocks are sent as datagrams.
     """
 
     header: Header
@@ -198,7 +204,7 @@ class Assembly:
 
     @property
     def dtype(self) -> "np.dtype[np.generic]":
-        """Of the elements that are sent."""
+        """The dtype of the elements as sent."""
         return dtype_of(self.header)
 
     @property
@@ -212,8 +218,8 @@ class Assembly:
         return self.due is not None and not self.missing
 
     def add_part(self, header: Header, payload: memoryview, due: float) -> bool:
-        """Add a part; returns whether it is the first. Raises BadMessage if it is invalid, or of another shape than
-        others.
+        """Add a part. Returns whether it is the first. Raises BadMessage if it is invalid, or its shape differs from
+        other parts.
         """
         if (header.length, header.dtype, header.wide) != (self.header.length, self.header.dtype, self.header.wide):
             raise BadMessage("parts of one contribution that differ in shape")

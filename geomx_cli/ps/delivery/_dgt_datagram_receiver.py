@@ -22,9 +22,9 @@ from geomx_cli.ps.net.wire import MAX_REPORTED, BadMessage
 __all__ = ["TOPICS", "DatagramReceiver"]
 
 REPORT = 0.05
-"""Seconds between reports to those that send."""
+"""Seconds between reports to the senders."""
 MAX_SENT = 65_536
-"""Reports of one member, and contributions in them, that may wait for datagrams."""
+"""Limits on one member's reports that may wait for datagrams, and on the contributions in them."""
 
 
 class _Open(TypedDict):
@@ -37,12 +37,12 @@ class _Opened(_Open):
 
 
 class _Report(TypedDict):
-    """Of a sender, or of a receiver.
+    """A report of a sender, or of a receiver.
 
     sent: key, slice and round of contributions whose blocks have all been sent.
-    counters: of the next datagram on each channel. The datagrams of `sent` had lower counters.
+    counters: the counter of the next datagram on each channel. The datagrams of `sent` had lower counters.
     received: bytes so far.
-    at: when the last of them came, in seconds of the receiver's clock.
+    at: when the last of these bytes arrived, in seconds of the receiver's clock.
     longest: bytes of the longest datagram since the last report.
     """
 
@@ -61,12 +61,12 @@ class _Session:
     """The datagrams of one member.
 
     received: bytes so far.
-    reported: bytes of them that the member knows of.
-    longest: bytes of the longest datagram since then.
-    last: when the last one arrived, time.monotonic seconds.
+    reported: how many of these bytes the receiver has reported to the member.
+    longest: bytes of the longest datagram since the last report.
+    last: when the last datagram arrived, in time.monotonic seconds.
     newest: the highest counter of each channel.
     sent: contributions of which all blocks have been sent, and counters of later datagrams, in order.
-    waiting: reports and contributions in `sent`.
+    waiting: number of reports and contributions in `sent`.
     """
 
     link: Link
@@ -81,10 +81,10 @@ class _Session:
 
 
 class DatagramReceiver:
-    """Listens at the address and port number of the process's TCP endpoint or, if it has none, at a port of loopback.
-    Used by the loop's thread only. Raises InvalidSettings if the port is in use.
+    """Listens at the address and port number of the process's TCP endpoint. If the process has none, it listens at a
+    port of loopback. Used by the loop's thread only. Raises InvalidSettings if the port is in use.
 
-    parts: gets the authentic fragments.
+    parts: receives the authentic fragments.
     """
 
     def __init__(self, node: Node, parts: PartReceiver) -> None:
@@ -100,7 +100,7 @@ class DatagramReceiver:
         node.loop.every(REPORT, self._report)
 
     def open(self, request: Request) -> None:
-        """Begin a session for the datagrams of a member; an earlier one of it ends. Raises BadMessage."""
+        """Begin a session for the datagrams of a member; the member's earlier session ends. Raises BadMessage."""
         link, salt = request.link, request.body["salt"]
         if len(salt) != SALT:
             raise BadMessage(f"{len(salt)} bytes of salt")
@@ -158,8 +158,9 @@ class DatagramReceiver:
 
     def _find_passed(self, session: _Session) -> None:
         """Find the contributions after which newer datagrams have arrived on all channels that are in use."""
-        # On all: networks that honour DSCP let channels overtake each other, but seldom datagrams of one channel. What
-        # has not come by then is most likely lost, and Grace waits a little for the rest.
+        # On all channels: networks that honour DSCP let channels overtake each other, but seldom datagrams of one
+        # channel. Datagrams that have not arrived by then are most likely lost, and Grace waits a little for the
+        # others.
         while session.sent:
             counters, contributions = session.sent[0]
             if any(counter and newest < counter for counter, newest in zip(counters, session.newest, strict=True)):
@@ -170,7 +171,7 @@ class DatagramReceiver:
                 self._parts.on_passed(session.link, key, index, round_)
 
     def _report(self) -> None:
-        """Tell members what has arrived."""
+        """Report to members which datagrams have arrived."""
         for session in self._sessions.values():
             if session.received > session.reported:
                 session.reported = session.received

@@ -26,20 +26,20 @@ TICK = 0.002
 PROBE = 0.2
 """Seconds between probes."""
 MAX_BURST = 128 * 1024
-"""Bytes in one burst: what the receiver's kernel has room for."""
+"""Bytes in one burst: the receiver's kernel has room for so many."""
 PASSING = 5
-"""Empty datagrams behind the last one: with so many, one arrives also where many are lost."""
+"""Empty datagrams after the last one. With so many, one arrives even if many are lost."""
 UNHEARD = 3.0
 """Seconds without a report on datagrams after which blocks are sent reliably, until probes arrive again."""
 
 
 class Pace:
-    """The rate at which datagrams are sent: GAIN times what has arrived at the receiver lately.
+    """The rate at which datagrams are sent: GAIN times the rate at which they recently arrived at the receiver.
 
-    So it grows as long as the path takes more, and what is lost does not lower it: a lossy path is no full one. A path
-    that is full delivers less than is sent, GAIN times which is the new rate.
+    So the rate grows as long as the path carries more. Losses do not lower it, because a lossy path need not be full. A
+    full path delivers less than is sent, and GAIN times the delivered rate is the new rate.
 
-    rate: bytes per second, LEAST or more.
+    rate: bytes per second, at least LEAST.
     """
 
     GAIN, LEAST, REPORTS = 1.25, 250_000.0, 20
@@ -53,8 +53,8 @@ class Pace:
         """Apply a report of the receiver.
 
         at: when the newest datagram arrived, in seconds of the receiver's clock.
-        received: bytes that had arrived in all.
-        busy: whether there was more to send all the time since the last report; else the path may carry more than that.
+        received: total bytes that had arrived.
+        busy: whether there was more to send all the time since the last report. If not, the path may carry more.
         """
         last, self._last = self._last, (at, received)
         if last is None or not at > last[0]:
@@ -69,7 +69,7 @@ class Pace:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """The blocks of one contribution that are still to be sent, those that contribute most first.
+    """The blocks of one contribution that are still to be sent, those with the largest contribution first.
 
     header: of its first part.
     """
@@ -81,10 +81,10 @@ class _Outgoing:
 class DatagramSender:
     """Sends blocks to one server. Used by the loop's thread only.
 
-    ready: whether datagrams reach the server. Until the first one has, and while none does, it is False and blocks have
-        to be sent reliably.
+    ready: whether datagrams reach the server. It is False until the first has arrived, and while none arrives. Then
+        blocks have to be sent reliably.
 
-    Of the datagrams the part `dgt_loss` is dropped here, to emulate a lossy path.
+    This process drops the fraction `dgt_loss` of the datagrams, to emulate a lossy path.
     """
 
     def __init__(self, node: Node, link: Link) -> None:
@@ -112,8 +112,8 @@ class DatagramSender:
         self._open()
 
     def reopen(self) -> None:
-        """The server was restarted, and knows nothing of the session. Blocks that were not sent wait: for their
-        contribution, if it is repeated whole, or for the next one.
+        """The server was restarted, and does not know the session. Blocks that were not sent wait until their
+        contribution is repeated whole, or until the next contribution.
         """
         self.ready, self._path, self._pace = False, 0, Pace(self._pace.rate)
         self._queue.clear()
@@ -141,7 +141,7 @@ class DatagramSender:
             self._tick()
 
     def withdraw(self, key: int, index: int) -> list[Block]:
-        """The blocks of a slice that were not sent, which are not sent any more."""
+        """The blocks of a slice that were not sent. They are not sent any more."""
         item = self._by_slice.pop((key, index), None)
         if item is None:
             return []
@@ -151,7 +151,7 @@ class DatagramSender:
         return left
 
     def forbid_withdrawal(self, key: int, index: int) -> None:
-        """The contribution is sent whole too. Its blocks still go, and the server drops them unless it has already
+        """The contribution is also sent whole. Its blocks are still sent. The server drops them, unless it has already
         summed the contribution without them.
         """
         self._by_slice.pop((key, index), None)
@@ -167,7 +167,7 @@ class DatagramSender:
             self._pace.rate = max(self._pace.rate, self._link.window.rate)
 
     def _opened(self, salt: bytes, body: Body) -> None:
-        if salt != self._salt:  # asked for before the server was restarted
+        if salt != self._salt:  # requested before the server was restarted
             return
         node, link = self._node, self._link
         key = session_key(node.keys, node.process, link.name, self._salt + body["salt"], sends=True)
@@ -184,7 +184,7 @@ class DatagramSender:
         self._probe()
 
     def _probe(self) -> None:
-        """Find out whether datagrams arrive, long ones and such as every path takes."""
+        """Find out whether datagrams arrive: long ones, and short ones that every path carries."""
         if not self._sockets:
             return
         silence = time.monotonic() - self._silent_since if self._silent_since else 0.0
@@ -194,7 +194,7 @@ class DatagramSender:
         if self.ready and unheard:
             self.ready, self._path = False, 0
         socket = self._sockets[0]
-        # The short one arrives also where the path drops long datagrams silently; reports tell the length that fits.
+        # The short datagram arrives even if the path silently drops long ones. Reports tell the length that fits.
         for size in (socket.size, socket.least):
             self._emit(1, [Fragment()], size - OVERHEAD - FRAGMENT.size)
         if unheard and not self._warned:
@@ -222,13 +222,14 @@ class DatagramSender:
                 self._node.loop.call_later(TICK * 2**number, self._pass)
 
     def _pass(self) -> None:
-        """Send an empty datagram on each channel: if nothing else follows, it shows which of those before were lost."""
+        """Send an empty datagram on each channel. If nothing else follows, it shows which earlier datagrams were lost.
+        """
         for channel in range(1, self._channels + 1) if self._sockets and not self._ticking else ():
             self._emit(channel, [Fragment()], 0)
 
     def _send_some(self, finished: list[tuple[int, int, int]]) -> bool:
         """Send some datagrams of the first contribution whose first part has been sent. Returns False if there is none,
-        or the kernel has no room.
+        or if the kernel has no room.
         """
         queues = self._link.queues
         place = next((at for at, (_, _, item) in enumerate(self._queue) if not queues(item.header)), None)
@@ -275,11 +276,11 @@ class DatagramSender:
 
     @staticmethod
     def _leave(socket: SenderSocket, sealed: list[bytes]) -> None:
-        """The emulated link has passed these datagrams; what the kernel has no room for is lost."""
+        """The emulated link has passed these datagrams. If the kernel has no room for some, they are lost."""
         socket.send(sealed)
 
     def _retry(self) -> bool:
-        """Send what the kernel had no room for. Returns False if it still has none."""
+        """Send the datagrams for which the kernel had no room. Returns False if it still has none."""
         assert self._unsent is not None
         socket, sealed = self._unsent
         if socket.send(sealed):

@@ -1,4 +1,4 @@
-"""DGT in one process: a worker reports its loss, a local server divides its sums, a root puts them together."""
+"""DGT in one process: a worker reports its loss, a local server divides its sums, a root reassembles them."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -41,17 +41,17 @@ from geomx_cli.ps.net.wire import Form, Header
 __all__ = ["BY_DATAGRAM", "DgtServer", "DgtWorker", "Parts", "Splitter"]
 
 BY_DATAGRAM, REORDERED, QUANTISED = 1, 2, 3
-"""Values of --dgt: what becomes of blocks that are not important."""
+"""Values of --dgt: how blocks that are not important are sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A contribution, whole and in parts, of which there are none if it is not divided.
+    """A contribution, whole and in parts. If it is not divided, there are no parts.
 
     whole: its payload, as repeats send it.
     important: the payload of the first part.
     others: the payload of the second part.
-    blocks: those for datagrams instead, those that contribute most first.
+    blocks: the blocks for datagrams instead, those with the largest contribution first.
     """
 
     whole: memoryview | None
@@ -64,9 +64,9 @@ class Splitter:
     """Divides the contributions of one local server. Used by the loop's thread only.
 
     mode: see BY_DATAGRAM.
-    k: the part of the blocks that is important.
-    kept: returns the arrays kept with a header's slice: the "average" contribution of each block, and the "residual",
-        which is what quantisation has lost.
+    k: the fraction of the blocks that is important.
+    kept: returns the arrays kept with a header's slice: "average", the contribution of each block, and "residual", the
+        part that quantisation has lost.
     """
 
     def __init__(self, settings: NodeSettings, kept: Callable[[Header], Arrays]) -> None:
@@ -79,18 +79,19 @@ class Splitter:
         self._channels = int(settings.number("dgt_channels"))
 
     def follow(self, losses: Iterable[tuple[float, float]]) -> None:
-        """Set k to k_0 * loss / first loss, at least k_min. Both losses are means over the workers. losses: for each
-        worker, its first and its present loss.
+        """Set k to k_0 * loss / first loss, at least k_min. Both losses are means over the workers.
+
+        losses: for each worker, its first and its present loss.
         """
         first, present = (sum(column) for column in zip(*losses, strict=True))
         ratio = present / first if first > 0 else 1.0
         self.k = min(1.0, max(self._least_k, self._first_k * ratio))
 
     def split(self, header: Header, payload: memoryview | None, unsent: Iterable[Block] = ()) -> Parts:
-        """Divide a contribution. It stays whole if it has no elements, rows or encoded ones, a single block, only
+        """Divide a contribution. It stays whole if it has no elements, rows, encoded elements, a single block, only
         important blocks, or elements that are not finite.
 
-        unsent: blocks of an earlier round of this slice that were not sent; they are added.
+        unsent: blocks of an earlier round of this slice that were not sent. They are added.
         """
         if payload is None or header.form != Form.FULL or dtype_of(header).kind != "f":
             return Parts(payload)
@@ -118,7 +119,7 @@ class Splitter:
             sent = order[others[order]]
             blocks = (Block(int(channel[at]), at * size, data[at * size : (at + 1) * size].tobytes()) for at in sent)
             return Parts(memoryview(data.data), first, blocks=tuple(blocks))
-        # A repeat, which is whole, has the same quantised elements, so the residual fits it too.
+        # A repeat, which is whole, has the same quantised elements, so the residual is valid for it too.
         array = array.copy()
         rows = array[: len(data) // size * (size // dtype.itemsize)].reshape(-1, size // dtype.itemsize)
         where = others[: len(rows)]
@@ -139,7 +140,7 @@ def _plus(array: Array, block: Block) -> Array:
 
 
 def _zeros(average: Array, data: Array, size: int) -> Array:
-    """Which blocks have no bit set, of those without a contribution."""
+    """Which of the blocks without a contribution have no bit set."""
     found = np.zeros(len(average), bool)
     for at in np.flatnonzero(average == 0):
         found[at] = not data[at * size : (at + 1) * size].any()
@@ -151,8 +152,8 @@ class _Loss(TypedDict):
 
 
 class DgtWorker(Direct):
-    """The delivery of a worker, whose contributions to its local server are whole. With --dgt-adaptive it tells its
-    servers the loss.
+    """The delivery of a worker. It sends contributions whole to its local server. With --dgt-adaptive it reports the
+    loss to its servers.
     """
 
     def begin(self, node: Node, upstream: UpstreamClient | None, others: object, /) -> None:
@@ -163,7 +164,7 @@ class DgtWorker(Direct):
         self._told: float | None = None
         self._is_adaptive = bool(node.settings.options["dgt_adaptive"])
         if self._is_adaptive:
-            # Contributions that go through other workers (--tsengine) do not come here.
+            # Contributions that pass through other workers (--tsengine) do not reach this function.
             node.loop.every(node.settings.number("heartbeat"), self._tell_loss)
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
@@ -180,7 +181,7 @@ class DgtWorker(Direct):
 
 
 class DgtServer(Direct):
-    """The delivery of a server: a local server divides its sums, a root puts them together."""
+    """The delivery of a server: a local server divides its sums, a root reassembles them."""
 
     def begin(self, node: Node, upstream: UpstreamClient | None, inbox: ContributionInbox, /) -> None:
         """See ServerDelivery.begin."""
@@ -191,7 +192,7 @@ class DgtServer(Direct):
         self._senders: dict[Link, DatagramSender] = {}
         self._parts = PartReceiver(node, inbox)
         self._datagrams: DatagramReceiver | None = None
-        self._losses: dict[Link, tuple[float, float]] = {}  # the first and the last one of each worker
+        self._losses: dict[Link, tuple[float, float]] = {}  # the first and the last loss of each worker
         if self._splitter.mode == BY_DATAGRAM and upstream is not None:
             node.telemetry.datagrams = {"sent": 0, "withdrawn": 0}  # counted by the senders
         elif self._splitter.mode == BY_DATAGRAM:
@@ -199,7 +200,7 @@ class DgtServer(Direct):
             self._datagrams = DatagramReceiver(node, self._parts)
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send a contribution in parts, if it can be divided and, with datagrams, if these arrive."""
+        """Send a contribution in parts, if it can be divided. With datagrams, only if these arrive."""
         assert self.upstream is not None
         link = self.upstream.links[server]
         sender = self._sender(link) if self._splitter.mode == BY_DATAGRAM else None
@@ -215,14 +216,15 @@ class DgtServer(Direct):
                 link.send(part_header(header, BEHIND), memoryview(parts.others))
 
         if parts.important and (sender is None or sender.ready):
-            # No later round of the slice is under way: a local server sends one when it has the result of that before.
+            # No later round of the slice is under way: a local server sends a round when it has the result of the round
+            # before.
             forbid = None if sender is None else partial(sender.forbid_withdrawal, header.key, header.slice)
             self.upstream.send(link, header, parts.whole, on_result, transmit, on_repeat=forbid)
         else:
             self.upstream.send(link, header, parts.whole, on_result)
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
-        """Take parts, and contributions to which late blocks are added."""
+        """Accept parts, and contributions to which late blocks are added."""
         return self._parts.receive(link, header, payload)
 
     def on_renewed(self, link: Link) -> None:
@@ -236,7 +238,7 @@ class DgtServer(Direct):
             self._senders[link].reopen()
 
     def on_request(self, request: Request) -> bool:
-        """Set up datagrams for a member; take what a member has sent, or a root received."""
+        """Set up datagrams for a member. Apply a report of the datagrams that a member has sent or a root received."""
         if request.topic == "loss":
             loss = float(request.body["loss"])
             self._losses[request.link] = self._losses.get(request.link, (loss, loss))[0], loss

@@ -1,4 +1,4 @@
-"""Puts contributions together from their parts and datagrams, and adds late blocks to later ones (DGT)."""
+"""Assembles contributions from their parts and datagrams, and adds late blocks to later contributions (DGT)."""
 
 import contextlib
 import time
@@ -19,12 +19,12 @@ from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 __all__ = ["Grace", "PartReceiver"]
 
 MAX_MISSED = 64
-"""Rounds of one slice that another process may have brought, until one comes in parts again."""
+"""Limit on the rounds of one slice that another process may have brought, until a round again arrives in parts."""
 MAX_PAST = 64
-"""Rounds of one slice of which late blocks may still come."""
+"""Limit on the rounds of one slice of which late blocks may still arrive."""
 MAX_EARLY, LEAST_EARLY = 16 * 2**20, 512
-"""Bytes of one peer's datagrams that may wait for the first part of their contribution, and what each takes beside its
-content.
+"""Limit on the bytes of one peer's datagrams that may wait for the first part of their contribution, and the bytes that
+each takes in addition to its content.
 """
 LEAST_GRACE = 0.005
 
@@ -33,11 +33,11 @@ LEAST_GRACE = 0.005
 class _Past:
     """A round that was handed in without all its blocks.
 
-    dtype: in which they are sent.
+    dtype: the dtype in which blocks are sent.
     length: elements of the slice.
-    code: of the slice's dtype.
-    missing: bytes that were missing and have not come since.
-    passed_at: when later datagrams had arrived, 0 if unknown.
+    code: code of the slice's dtype.
+    missing: bytes that were missing and have not arrived since.
+    passed_at: when later datagrams had arrived; 0 if unknown.
     """
 
     dtype: "np.dtype[np.generic]"
@@ -48,8 +48,8 @@ class _Past:
 
 
 class Grace:
-    """How long to wait for datagrams once later ones have arrived on all channels, for paths that reorder them: twice
-    as long as they were behind lately, at most `longest` seconds.
+    """How long to wait for datagrams once later ones have arrived on all channels, because some paths reorder them. The
+    wait is twice as long as datagrams recently were late, at most `longest` seconds.
     """
 
     def __init__(self, longest: float) -> None:
@@ -62,15 +62,15 @@ class Grace:
         return min(self._longest, max(LEAST_GRACE, 2 * self._behind))
 
     def arrived(self, behind: float) -> None:
-        """A datagram arrived so many seconds after that, or before (0)."""
+        """A datagram arrived so many seconds after later datagrams had arrived on all channels, or before (0)."""
         self._behind = max(behind, 0.9 * self._behind)
 
 
 @dataclass(slots=True)
 class _Member:
-    """What is known of a member.
+    """The state of a member.
 
-    grace: of its datagrams.
+    grace: the wait for its late datagrams.
     slices: its contributions, by key and slice.
     early: bytes of its datagrams that wait for a first part.
     """
@@ -86,12 +86,12 @@ class _Incoming:
     """One member's contributions to a slice.
 
     contributors: of its parts.
-    handed_in: the last round that is complete, or waits no more.
-    open: contributions of which a part has come, by round.
+    handed_in: the last round that is complete, or no longer waits.
+    open: contributions of which a part has arrived, by round.
     early: fragments that arrived before the first part, by round.
-    passed_at: by round, the time when later datagrams than the round's had arrived on all channels.
-    past: rounds of which blocks may still come.
-    late: the sum of the late blocks that have come, for the next round; None if there are none.
+    passed_at: by round, when datagrams later than the round's had arrived on all channels.
+    past: rounds of which blocks may still arrive.
+    late: the sum of the late blocks that have arrived, for the next round; None if there are none.
     """
 
     member: _Member
@@ -112,13 +112,13 @@ class PartReceiver:
     """Collects parts and datagrams, and hands in contributions that are complete or have waited long enough. Used by
     the loop's thread only.
 
-    A contribution waits for datagrams at most `dgt_wait` seconds from its first part on, and no longer than `Grace`
-    once later ones have arrived. Blocks that are missing then are zero; if they come later, they are added to the
-    sender's next contribution to the slice.
+    A contribution waits for datagrams at most `dgt_wait` seconds after its first part. Once later datagrams have
+    arrived, it waits no longer than `Grace`. Blocks that are missing then are zero. If they arrive later, they are
+    added to the sender's next contribution to the slice.
 
-    inbox: gets the contributions.
-    bytes: of blocks, by name: those that arrived as datagrams, that were missing when a contribution was handed in, and
-        of these that came late.
+    inbox: receives the contributions.
+    bytes: bytes of blocks, by name: blocks that arrived as datagrams, blocks that were missing when a contribution was
+        handed in, and missing blocks that arrived late.
     """
 
     def __init__(self, node: Node, inbox: ContributionInbox) -> None:
@@ -131,7 +131,7 @@ class PartReceiver:
     # Messages.
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
-        """Take a part, or a whole contribution to which late blocks are added. Any other message is left to the
+        """Accept a part, or a whole contribution to which late blocks are added. Leaves any other message to the
         process. Raises BadMessage.
         """
         if header.kind == Kind.EXCHANGE and payload is not None:
@@ -168,7 +168,8 @@ class PartReceiver:
             return
         self.bytes["received"] += size
         member, where = self._member(link), (fragment.key, fragment.part)
-        # A slice of which no part has come may be in any round: its server was restarted, or got it whole until now.
+        # A slice of which no part has arrived may be in any round: its server was restarted, or received it whole until
+        # now.
         incoming = member.slices.get(where) or _Incoming(member, handed_in=max(0, fragment.round - 1))
         assembly = incoming.open.get(fragment.round)
         if assembly is not None:
@@ -207,7 +208,8 @@ class PartReceiver:
             link.ask_again(header.request, damaged=True)
             raise
         if is_first and not assembly.by_datagram:
-            # The important parts of all slices go before any other part, so they must not wait for those in the window.
+            # The important parts of all slices go before any other part, so they must not wait for the parts in the
+            # window.
             link.consumed(len(payload))
         else:
             assembly.credit += len(payload)
@@ -246,7 +248,8 @@ class PartReceiver:
         self._inbox.hand_in(incoming.member.link, *as_contribution(header, array), assembly.credit)
 
     def _on_whole(self, link: Link, header: Header, payload: memoryview) -> bool:
-        """Drop the parts of a contribution that has come whole. Returns whether it was handed in, with late blocks."""
+        """Drop the parts of a contribution that has arrived whole. Returns whether it was handed in, with late blocks.
+        """
         incoming = self._member(link).slices.get((header.key, header.slice))
         if incoming is None or header.contributors != incoming.contributors or not incoming.may_come(header.round):
             return False  # for others, it is no contribution of which parts may have come
@@ -264,7 +267,7 @@ class PartReceiver:
 
     @staticmethod
     def _close_before(incoming: _Incoming, round_: int) -> None:
-        """The sender has the results of the rounds before this one: another process may have brought the contributions.
+        """The sender has the results of the rounds before this one. Another process may have brought its contributions.
         """
         _close(incoming, round_ - 1)
         for number in [number for number in incoming.open if number < round_]:
@@ -287,7 +290,7 @@ class PartReceiver:
 
 
 def _close(incoming: _Incoming, round_: int) -> None:
-    """No part of this round, or of one before, is needed any more."""
+    """Parts of this round and of earlier rounds are no longer needed."""
     incoming.handed_in = max(incoming.handed_in, round_)
     for number in [number for number in incoming.early if number <= round_]:
         _remove_early(incoming, number)
@@ -304,12 +307,12 @@ def _remove_early(incoming: _Incoming, round_: int) -> list[Fragment]:
 
 
 def _with_late(incoming: _Incoming, array: Array) -> Array:
-    """The elements of a contribution with the late blocks, which are used up."""
+    """The elements of a contribution plus the late blocks, which are then discarded."""
     late, incoming.late = incoming.late, None
     return array if late is None else array.astype(late.dtype, copy=False) + late
 
 
 def _observe(incoming: _Incoming, passed_at: float, arrived_at: float = 0.0) -> None:
-    """A datagram arrived, now by default; later ones had arrived at `passed_at`, 0 if they had not."""
+    """A datagram arrived, by default now. Later datagrams had arrived at `passed_at`; 0 if they had not."""
     behind = (arrived_at or time.monotonic()) - passed_at if passed_at else 0.0
     incoming.member.grace.arrived(max(0.0, behind))

@@ -1,4 +1,4 @@
-"""TSEngine in one process: it chooses a way for each contribution, and takes those that come through it."""
+"""TSEngine in one process: it chooses a way for each contribution, and handles contributions that pass through it."""
 
 import random
 from collections.abc import Collection
@@ -22,15 +22,15 @@ from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 __all__ = ["TsEngine"]
 
 TICK = 0.01
-"""Seconds between looks at neighbours and contributions on their way."""
+"""Seconds between checks of neighbours and of contributions on their way."""
 NOTED = 16 * 1024
-"""Bytes of a message whose arrival is reported at once."""
+"""The arrival of a message with so many bytes is reported at once."""
 
 
 class TsEngine(Direct):
-    """The delivery of a worker, whose peers are the other workers of its plane ("intra"), or of a server ("inter"): the
-    peers of a local server are those of other parties; a root has none and only measures. What a process sends for
-    itself alone goes by `_by`: directly, or by the other delivery that the job has.
+    """The delivery of a worker ("intra"), whose peers are the other workers of its plane, or of a server ("inter"). The
+    peers of a local server are local servers of other parties. A root has no peers, and only measures. `_by` sends a
+    process's own contribution if it is not relayed: directly, or by the job's other delivery.
     """
 
     option = "tsengine"
@@ -51,10 +51,10 @@ class TsEngine(Direct):
         assert make is not None
         self._by = make()
         self._by.begin(node, upstream, others)
-        # Contributions are passed on alone if they cannot be added: they are encoded, or parties go through rounds by
-        # themselves, which the first result says.
+        # Contributions are passed on alone if they cannot be added: if they are encoded, or if parties go through
+        # rounds by themselves, which the first result tells.
         self._alone: bool | None = None
-        self._via: dict[int, tuple[int, Header]] = {}  # what goes through a peer, by request
+        self._via: dict[int, tuple[int, Header]] = {}  # contributions that pass through a peer, by request
         self._expecting: dict[tuple[int, int], dict[int, int]] = {}  # see Relay: by the peer that expects the slice
         relays = upstream is not None and self._is_on(self._level)
         self._neighbours = Neighbours(upstream if relays else None)
@@ -68,7 +68,7 @@ class TsEngine(Direct):
             node.loop.every(TICK, self._tick)
 
     def brings(self, plane: str, rank: int) -> Collection[int]:
-        """A member may bring the contributions of any other, where they relay."""
+        """A member may bring the contributions of any other member, if members relay."""
         on = self._is_on("inter" if plane == "global" else "intra")
         members = self._node.settings.upper if plane == "global" else self._node.settings.local
         return range(members.workers) if on and members is not None else (rank,)
@@ -78,8 +78,8 @@ class TsEngine(Direct):
         self._neighbours.leave()
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send a contribution to the server, if this process relays together with its peers' contributions; or send it
-        through a peer.
+        """Send a contribution to the server, with the peers' contributions if this process relays. Or send it through a
+        peer.
         """
         if self._relay is None or self._ways is None or self.upstream is None:
             self._by.up(server, header, payload, on_result)
@@ -110,7 +110,7 @@ class TsEngine(Direct):
             self._send_through(way, header, payload, then, alone=alone)
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
-        """Take contributions of peers, and pass results on."""
+        """Accept contributions of peers, and pass results on."""
         if payload is not None and len(payload) >= NOTED:
             self._neighbours.note(link)
         return self._receive(link, header, payload) or self._by.receive(link, header, payload)
@@ -133,11 +133,11 @@ class TsEngine(Direct):
             return False
         if self.upstream.awaits(link, header.request):
             return False
-        link.consumed(len(payload or b""))  # of a contribution that was sent another way meanwhile
+        link.consumed(len(payload or b""))  # of a contribution that was meanwhile sent another way
         return True
 
     def on_request(self, request: Request) -> bool:
-        """Take a neighbour's report, and what it says about contributions."""
+        """Apply a neighbour's report, and its notices about contributions."""
         if request.topic == "split" and self._relay is not None:
             if self.upstream is None or request.link not in self.upstream.links:
                 raise BadMessage("a refusal of a sum from a process that is no server above")
@@ -158,7 +158,7 @@ class TsEngine(Direct):
         return True
 
     def on_reconnect(self, link: Link, lane: Lane) -> None:
-        """What a peer has said about contributions may be lost: ask the servers for their results."""
+        """A peer's notices about contributions may be lost. Ask the servers for the results of these contributions."""
         self._by.on_reconnect(link, lane)
         rank = self._peer_at(link)
         if lane == "control" and rank is not None:
@@ -170,7 +170,8 @@ class TsEngine(Direct):
         self._by.on_renewed(link)
 
     def on_asked(self, link: Link, header: Header) -> None:
-        """A process above lacks a slice that went through a peer, or a peer one that it sent through this process."""
+        """A process above lacks a slice that was sent through a peer, or a peer lacks a slice that it sent through this
+        process."""
         where = header.key, header.slice, header.round
         if self._relay is None or self.upstream is None:
             return
@@ -190,7 +191,7 @@ class TsEngine(Direct):
         return self._node.settings.text(self.option) in (level, "both")
 
     def _announce(self, header: Header, way: int) -> None:
-        """Tell a peer to expect this slice."""
+        """Tell a peer that this slice will be sent through it."""
         assert self.upstream is not None
         self._expecting.setdefault((header.key, header.slice), {})[way] = 0
         self.upstream.peers[way].control(TOPIC, {"expect": [(header.key, header.slice)]})
@@ -215,7 +216,7 @@ class TsEngine(Direct):
         self._count("sent", len(payload))
 
     def _on_result(self, on_result: OnResult, header: Header, found: Content) -> None:
-        # A local server adds the contributions of its workers whatever parties do.
+        # A local server adds the contributions of its workers, even if parties go through rounds by themselves.
         self._alone = header.asynchronous and self._level == "inter"
         self._via.pop(header.request, None)
         on_result(header, found)
@@ -229,7 +230,7 @@ class TsEngine(Direct):
         return header
 
     def _skip(self, header: Header, way: int = DIRECT) -> None:
-        """Tell the other peers that the slice was sent through of late that it does not come there."""
+        """Tell the other peers, through which the slice was recently sent, that it is not sent through them."""
         assert self.upstream is not None
         expecting = self._expecting.get((header.key, header.slice), {})
         for rank in [rank for rank in expecting if rank != way]:
@@ -256,6 +257,6 @@ class TsEngine(Direct):
                 self._skip(self._go_direct(number))
 
     def _count(self, what: str, amount: int) -> None:
-        """Count what was relayed, for the telemetry."""
+        """Count the relayed bytes, for the telemetry."""
         relayed = self._node.telemetry.relayed
         self._node.telemetry.relayed = {**relayed, what: relayed.get(what, 0) + amount}

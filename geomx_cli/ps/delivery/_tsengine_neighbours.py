@@ -1,7 +1,7 @@
-"""The processes that a TSEngine process exchanges reports with: the servers above, its peers, and members.
+"""The processes with which a TSEngine process exchanges reports: the servers above, its peers, and members.
 
 A report says how many bytes the sender has received over the link, at what rate it can send, and how fast it reaches
-each server above. Reports also tell that the peer runs: one that is silent for DEAD seconds relays nothing more.
+each server above. A report also tells that the peer runs. A peer that is silent for DEAD seconds relays nothing more.
 """
 
 import math
@@ -19,27 +19,30 @@ from geomx_cli.ps.net.link import Link
 
 __all__ = ["AGE", "DIRECT", "Meter", "Neighbour", "Neighbours", "TOPIC", "TOPICS", "Ways", "choose"]
 
-# TSEngine's measurements and choice: what a link carries, and which way a contribution goes. A sender knows when it has
-# handed bytes to a link; the peer reports how many it has received. So a rate is measured only while the link is busy,
-# whatever else the round waits for.
+# TSEngine's measurements and choice: how fast a link is, and by which way a contribution is sent. A sender knows when
+# it has handed bytes to a link, and the peer reports how many it has received. So a rate is measured only while the
+# link is busy, whatever else the round waits for.
 
 DIRECT = -1
 """The way to the root without a relay, in `choose`."""
 AGE = 5
 """Rounds after which a rate that was not measured again is no longer known."""
 FEW, LAST = 3, 5
-"""So many samples are too few to judge a link by, as a process that is busy, as all are at first, receives late: the
-highest is its rate. Later the rate is the median of the last ones."""
+"""So few samples are not enough to judge a link, because busy processes (all are busy at first) receive late. Until
+then the rate is the highest sample. Later it is the median of the last samples.
+"""
 MARGIN = 1.2
 """How many times faster than the direct way a relay has to be."""
 SMALLEST = 64 * 1024
-"""Bytes that a sample has at least."""
+"""The fewest bytes of a sample."""
 SPAN = 0.1
 """Seconds of a sample."""
 MARKS = 4096
-"""Times of sending that are kept: those of the last 40 s at least, as a process looks a hundred times a second."""
+"""Number of times of sending that are kept. They cover at least the last 40 s, because a process looks a hundred times
+a second.
+"""
 IDLE = 4096
-"""Bytes on their way that do not make a link busy: reports, credit."""
+"""So many bytes on their way do not make a link busy: they are reports and credit."""
 
 
 class Meter:
@@ -74,7 +77,9 @@ class Meter:
         return self._sent - self._received
 
     def sent(self, total: int, now: float) -> None:
-        """`total` bytes have been handed to the link since it exists, the new ones since the last call."""
+        """`total` bytes have been handed to the link since it exists. The new bytes were handed over since the last
+        call.
+        """
         before, self._looked = self._looked, now
         if total <= self._sent:
             return
@@ -84,7 +89,7 @@ class Meter:
         self._marks.append((total, before if math.isfinite(before) else now))
 
     def received(self, total: int, now: float, round_: int) -> None:
-        """The peer has received `total` bytes since the link exists; `round_` is the present one."""
+        """The peer has received `total` bytes since the link exists. `round_`: the present round."""
         total = min(total, self._sent)
         news = total - self._received
         if news <= 0:
@@ -110,14 +115,14 @@ class Meter:
             self._bytes, self._seconds, self._all_busy = 0, 0.0, True
 
     def restart(self, now: float) -> None:
-        """What is on its way was lost with a connection."""
+        """The bytes on their way were lost with a connection."""
         self._received = self._sent
         self._marks.clear()
         self._was_idle = True
         self._start = self.moved = now
 
     def is_stale(self, round_: int) -> bool:
-        """Whether the rate is too old to be relied on, unknown, or of few samples."""
+        """Whether the rate is unknown, too old to be relied on, or from too few samples."""
         return self._taken < FEW or round_ - self.measured > AGE
 
     def _add_sample(self, rate: float, round_: int) -> None:
@@ -135,22 +140,23 @@ class Meter:
 
 TOPIC = "overlay"
 OFTEN, SELDOM = 0.01, 0.2
-"""Seconds between reports while bytes arrive, and otherwise."""
+"""Seconds between reports: while bytes arrive, and otherwise."""
 DEAD = 0.75
-"""Seconds without a message after which a peer relays nothing more; also those without progress on a busy link."""
+"""Seconds without a message after which a peer relays nothing more. The same limit holds without progress on a busy
+link."""
 LOST = 3.0
-"""Seconds after which bytes that a peer which is heard has not received were lost with a connection."""
+"""Seconds after which bytes count as lost with a connection, if the peer is heard but has not received them."""
 
 
 class _Report(TypedDict):
-    """What a process tells its neighbours.
+    """A report to a neighbour.
 
     received: bytes so far.
     rate: bytes per second towards the receiver.
     servers: bytes per second to and from each server above.
-    left: the sender contributes no more.
+    left: whether the sender contributes no more.
     expect: key and slice of contributions that the receiver is to relay.
-    skip: key, slice and round of those that do not come there.
+    skip: key, slice and round of contributions that will not be sent to the receiver.
     refused: requests that the sender does not serve.
     """
 
@@ -172,8 +178,8 @@ class Neighbour:
     meter: measures the link to it.
     down: bytes per second at which it sends to this process.
     servers: its bytes per second to and from each server above; 0 if unknown, or if it does not relay.
-    has_left: it contributes no more.
-    tried: when something was last sent to measure the link, time.monotonic seconds.
+    has_left: whether it contributes no more.
+    tried: when bytes were last sent to measure the link, in time.monotonic seconds.
     """
 
     def __init__(self, link: Link) -> None:
@@ -196,17 +202,19 @@ class Neighbour:
         return self.is_alive() and not self.has_left and not stuck
 
     def seconds(self, size: int) -> float | None:
-        """How long `size` bytes take there, and as many back; None if unknown."""
+        """How long `size` bytes take to this peer, and as many back; None if unknown."""
         up, down = self.meter.rate, self.down or self.meter.rate
         return size / up + size / down if up else None
 
     def seconds_to_server(self, server: int, size: int) -> float | None:
-        """How long `size` bytes take from there to a server above and back; None if it does not relay to that."""
+        """How long `size` bytes take from this peer to a server above and back; None if it does not relay to this
+        server.
+        """
         up, down = self.servers[server] if server < len(self.servers) else (0.0, 0.0)
         return size / up + size / (down or up) if up else None
 
     def update(self, body: Body, round_: int) -> None:
-        """Take a report."""
+        """Apply a report."""
         now = time.monotonic()
         self._reported = True
         self.meter.sent(self.link.sent, now)
@@ -231,8 +239,10 @@ class Neighbour:
 
 
 class Neighbours:
-    """All neighbours: the servers above and peers of one that relays, and members that have reported. upstream:
-    of a process that relays. Used by the loop's thread only.
+    """All neighbours: the servers above and the peers of a process that relays, and members that have reported.
+
+    upstream: of a process that relays.
+    Used by the loop's thread only.
     """
 
     def __init__(self, upstream: UpstreamClient | None) -> None:
@@ -247,7 +257,7 @@ class Neighbours:
         return self._found[link]
 
     def note(self, link: Link) -> None:
-        """Report at once what has arrived, if this peer takes reports."""
+        """Report arrived bytes at once, if this peer accepts reports."""
         if link in self._found:
             self._found[link].report(self._to_servers(), self._has_left, now=True)
 
@@ -260,7 +270,7 @@ class Neighbours:
             neighbour.report(servers, self._has_left)
 
     def leave(self) -> None:
-        """This process contributes no more: tell all."""
+        """This process contributes no more: tell all neighbours."""
         self._has_left = True
         for link in self._found:
             self.note(link)
@@ -281,18 +291,20 @@ def _bounded(rate: float) -> float:
 # The choice of a way for each contribution: directly, or through a peer.
 
 LARGE = 64 * 1024
-"""Bytes that a contribution has at least to measure a way."""
+"""A contribution needs at least so many bytes to measure a way."""
 SAME = 0.8
-"""Cost of a peer that was used before, in proportion: to change costs a round."""
+"""Relative cost of a peer that was not used in the round before: a change costs a round."""
 TRY = 0.5
-"""Seconds until a way that was tried, and of which too little is known still, is tried again."""
+"""Seconds until a way that was tried, and of which too little is still known, is tried again."""
 
 
 def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Random) -> int:
-    """Choose a way for a contribution. costs: for each way the expected seconds, None if they are unknown.
+    """Choose a way for a contribution.
 
-    With probability min(known / all, max_greed), return the fastest known way; a relay has to be MARGIN times faster
-    than DIRECT. Otherwise return any unknown way, so that it is measured.
+    costs: for each way the expected seconds; None if they are unknown.
+
+    With probability min(known / all, max_greed), return the fastest known way. A relay counts only if it is MARGIN
+    times faster than DIRECT. Otherwise return any unknown way, so that it is measured.
     """
     known = {way: cost for way, cost in costs.items() if cost is not None}
     unknown = [way for way, cost in costs.items() if cost is None]
@@ -306,7 +318,7 @@ class Ways:
     """Chooses a way for each contribution. Used by the loop's thread only.
 
     max_greed: see `choose`.
-    round: the present one.
+    round: the present round.
     """
 
     def __init__(
@@ -329,8 +341,10 @@ class Ways:
         self._largest = max(size, self._largest)
 
     def choose(self, server: int, size: int, before: Collection[int] = ()) -> tuple[int, bool]:
-        """The rank of the peer through which to send `size` bytes to this server, or DIRECT, and whether that is chosen
-        in order to measure it. before: the peers that expect the slice.
+        """The rank of the peer through which to send `size` bytes to this server, or DIRECT. Also returns whether the
+        way is chosen in order to measure it.
+
+        before: the peers that expect the slice.
         """
         straight = self._neighbours.of(self._upstream.links[server])
         direct = straight.seconds(size)
@@ -358,13 +372,13 @@ class Ways:
         return way, measured
 
     def lead_here(self, rank: int) -> bool:
-        """Whether the contribution of a peer that was expected here may still come."""
+        """Whether an expected contribution of a peer may still arrive here."""
         neighbour = self._neighbours.of(self._upstream.peers[rank])
         return neighbour.is_alive() and not neighbour.has_left
 
     def _cost(self, neighbour: Neighbour, seconds: float, measures: bool) -> float | None:
-        """The seconds, or None if too little is known of the way, or what is known is old, and this contribution is
-        good to measure it, and does not take more than twice as long as the last round has taken.
+        """The seconds that this way takes. None if too little is known of it. Also None if the knowledge is old, this
+        contribution is large enough to measure the way, and it takes at most twice as long as the last round.
         """
         old = neighbour.meter.is_stale(self.round) and time.monotonic() - neighbour.tried > TRY
         return None if old and measures and seconds <= 2 * self._period else seconds

@@ -1,14 +1,16 @@
-"""What a TSEngine relay does: add the contributions of its peers to its own, and pass the result on.
+"""A TSEngine relay: it adds the contributions of its peers to its own, and passes the result on.
 
-A contribution that cannot be added, because it is encoded or its sender goes through rounds by itself, is passed on
-alone (its header says so as `asynchronous`): the server answers it as if it had come directly.
+A contribution cannot be added if it is encoded, or if its sender goes through rounds by itself. It is then passed on
+alone, and its header says so (`asynchronous`). The server answers it as if it had come directly.
 
-A relay keeps nothing that is not kept elsewhere: a sender keeps its contribution until it has the result, and asks the
-server above if the relay fails. That counts each process once, whichever messages bring its contribution.
+A relay keeps nothing that other processes do not keep too. A sender keeps its contribution until it has the result, and
+asks the server above if the relay fails. The server counts each process once, whichever messages bring its
+contribution.
 
-Credit is returned on arrival, so windows do not bound what a relay keeps. As at a server, slices and rounds do: of each
-peer and slice it keeps one contribution, of the round after the last one to which it has contributed itself, and as
-long as its own. A peer has no later round, as its next one waits for the result of this.
+Credit is returned on arrival, so windows do not limit what a relay keeps. As at a server, slices and rounds limit it.
+Of each peer and slice the relay keeps one contribution, of the same length as its own. It belongs to the round after
+the last round to which the relay itself has contributed. A peer has no later round, because its next round waits for
+the result.
 """
 
 import time
@@ -29,21 +31,25 @@ from geomx_cli.ps.net.wire import ROW_NUMBER_SIZE, BadMessage, Form, Header
 __all__ = ["MISSES", "Relay", "can_be_relayed"]
 
 MAX_GROUPS = 65_536
-"""Slices that peers announce, and rounds that they are noted to send another way."""
+"""Limits: slices that peers announce, and rounds for which they are noted to be sent another way."""
 MISSES = 3
-"""Rounds in a row in which a peer sends a slice another way, until it is no longer expected here."""
+"""After so many rounds in a row in which a peer sends a slice another way, the slice is no longer expected here."""
 ASK, REPEAT, LONGEST = 0.1, 0.5, 5.0
-"""Seconds for which the own contribution waits for others until these are asked, as windows may be full of other
-slices and messages may be lost with a connection; until they are asked again; and at most."""
+"""Three times, in seconds, for which the relay's own contribution waits for others: until the relay asks for them,
+until it asks again, and at most. It has to ask because windows may be full of other slices, and messages may be lost
+with a connection.
+"""
 MAX_VAIN, FORGOTTEN = 4, 20
-"""Rounds of waits in vain for one peer, after which nothing waits for it; and rounds without, which make up for all."""
+"""After so many rounds with waits in vain for one peer, nothing waits for it. So many rounds without make up for all.
+"""
 
 MAX_PASSING = 4
-"""Contributions of one peer to one slice on their way alone: one, and those that it has sent another way meanwhile."""
+"""Limit on contributions of one peer to one slice that are passed on alone: one, and some that it has meanwhile sent
+another way."""
 
 Up = Callable[[int, Header, memoryview | None, OnResult], None]
 _MARGIN, _LARGEST_ELEMENT = 4096, 8
-"""Bytes; what is encoded may be longer than its elements."""
+"""In bytes: by how much an encoded contribution may be longer than its elements, and the largest element."""
 _Where = tuple[int, int]
 _Same = tuple[object, ...]
 
@@ -70,11 +76,11 @@ class _Own:
 class _Group:
     """The contributions to one slice and round that wait for others. Times in time.monotonic seconds.
 
-    own: this process's; None until it comes.
-    clients: those of peers, by rank.
-    skipped: the peers that send theirs another way.
-    since: when the own one came.
-    ask: when to ask the others next.
+    own: this process's contribution; None until it exists.
+    clients: the peers' contributions, by rank.
+    skipped: the peers that send their contributions another way.
+    since: when the own contribution came.
+    ask: when to ask the other peers next.
     """
 
     own: _Own | None = None
@@ -87,8 +93,8 @@ class _Group:
 class Relay:
     """Adds contributions to this process's, or passes them on alone. Used by the loop's thread only.
 
-    up: sends the own one alone to the server of this rank.
-    above: of a header, the rank of the server that it is for.
+    up: sends the own contribution alone to the server of this rank.
+    above: for a header, the rank of the server that it is for.
     relays: whether the peer of this rank still sends through this process, as far as its reports tell.
     warn: receives warnings for the user.
     """
@@ -106,7 +112,7 @@ class Relay:
         self._waiting: dict[_Where, int] = {}  # the rounds of own contributions that wait
         self._last: dict[_Where, int] = {}  # the last round that this process has sent
         self._shapes: dict[_Where, _Same] = {}  # of the own contributions
-        self._vain: dict[int, tuple[int, int]] = {}  # by the peer's rank: rounds of waits in vain, and the last one
+        self._vain: dict[int, tuple[int, int]] = {}  # by rank: rounds of waits in vain, the last one
         # peers whose next contribution should come here, and how many in a row have not
         self._expected: dict[_Where, dict[int, int]] = {}
         self._merged: dict[int, tuple[_Own, list[_Client]]] = {}  # by the number of the request
@@ -114,12 +120,12 @@ class Relay:
         self._passing: dict[tuple[int, int, int], set[int]] = {}
 
     def serves(self, header: Header) -> bool:
-        """Whether peers send this slice through here, so that the own one must go to the server."""
+        """Whether peers send this slice through this process. If so, the own contribution must go to the server."""
         where = (header.key, header.slice)
         return bool(self._expected.get(where)) or (*where, header.round) in self._groups
 
     def send_with_others(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
-        """Send this process's contribution together with those that are expected."""
+        """Send this process's contribution together with the expected ones."""
         where = (header.key, header.slice, header.round)
         self._shapes[where[:2]] = _shape(header)
         self._waiting[where[:2]] = header.round
@@ -129,7 +135,8 @@ class Relay:
         self._check(where)
 
     def send_apart(self, header: Header) -> None:
-        """This process's contribution goes alone, or through a peer: what waits for it has to go alone too."""
+        """This process's contribution is sent alone, or through a peer. So contributions that wait for it go alone too.
+        """
         self._shapes[header.key, header.slice] = _shape(header)
         self._last[header.key, header.slice] = header.round
         group = self._groups.pop((header.key, header.slice, header.round), None)
@@ -137,7 +144,7 @@ class Relay:
             self._refuse(group.clients.values())
 
     def on_contribution(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
-        """Take the contribution of a peer, or its question whether that is here. Raises BadMessage."""
+        """Accept the contribution of a peer, or its question whether the contribution is here. Raises BadMessage."""
         ranks, server = header.contributors, self._above(header)
         if len(ranks) != 1 or ranks[0] % CENTRAL != rank or not header.weight or server >= len(self._upstream.links):
             raise BadMessage(f"a contribution of {ranks} for server {server} from the peer of rank {rank}")
@@ -163,13 +170,13 @@ class Relay:
             self._refuse([_Client(link, header, None)])
             return
         client = _Client(link, header, received(header, payload))
-        link.consumed(len(payload))  # it waits for the own one, so it must not hold up others
+        link.consumed(len(payload))  # it waits for the own contribution, so it must not delay others
         self.expect(rank, [where[:2]])
         self._groups.setdefault(where, _Group()).clients[rank] = client
         self._check(where)
 
     def expect(self, rank: int, where: Iterable[_Where]) -> None:
-        """This peer sends these slices through here from the next round on."""
+        """From the next round on, this peer sends these slices through this process."""
         for key, index in where:
             if len(self._expected) < MAX_GROUPS and self._vain.get(rank, (0, 0))[0] < MAX_VAIN:
                 self._expected.setdefault((key, index), {})[rank] = 0
@@ -190,18 +197,18 @@ class Relay:
                 self._check((key, index, round_))
 
     def expire_waits(self) -> None:
-        """Stop waiting for peers that do not send through here any more."""
+        """Stop waiting for peers that no longer send through this process."""
         for slice_, round_ in list(self._waiting.items()):
             self._check((*slice_, round_))
 
     def on_result(self, header: Header, payload: memoryview | None) -> None:
-        """Pass the result on to the peers whose contributions were added, as it came."""
+        """Pass the result on, unchanged, to the peers whose contributions were added."""
         _, clients = self._merged.pop(header.request, (None, []))
         for client in clients:
             _answer(client, header, payload)
 
     def split(self, request: int) -> None:
-        """The server has a peer's contribution already: send the own one alone."""
+        """The server has a peer's contribution already: send the own contribution alone."""
         found = self._merged.pop(request, None)
         if found is not None:
             own, clients = found
@@ -214,7 +221,7 @@ class Relay:
         return where[2] <= self._last.get(where[:2], 0) or where[2] == self._waiting.get(where[:2])
 
     def _pass_on(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
-        """Send a peer's contribution to the server as it is, and the result back."""
+        """Send a peer's contribution unchanged to the server, and the result back."""
         link.consumed(len(payload or b""))
         rounds = self._passing.get((rank, header.key, header.slice), set())
         if header.round in rounds:
@@ -232,7 +239,8 @@ class Relay:
         self._passing[rank, header.key, header.slice] = rounds
         link_above, sent = self._upstream.links[self._above(header)], msgspec.structs.replace(header)
         self._upstream.pass_on(link_above, sent, payload, on_result)
-        # The window may be full of own contributions, which wait at the server for this one: it goes without credit.
+        # The window may be full of own contributions, which wait at the server for this one. So it is sent without
+        # credit.
         link_above.want(header.key, header.slice, header.round)
 
     def _check(self, where: tuple[int, int, int]) -> None:
@@ -265,7 +273,7 @@ class Relay:
             self._warn(f"{what} did not come within {LONGEST:g} s; nothing waits for it any more")
 
     def _release(self, where: tuple[int, int, int]) -> None:
-        """Send the own contribution with those that have come."""
+        """Send the own contribution together with the peers' contributions that have arrived."""
         group, (key, index, round_) = self._groups.pop(where), where
         assert group.own is not None
         del self._waiting[key, index]
@@ -308,13 +316,13 @@ def can_be_relayed(header: Header, payload: memoryview | None) -> bool:
 
 
 def _answer(client: _Client, result: Header, payload: memoryview | None) -> None:
-    """Send a result to a peer, as it came."""
+    """Send a result to a peer, unchanged."""
     about = {"request": client.header.request, "priority": client.header.priority}
     client.link.send(msgspec.structs.replace(result, **about), payload)
 
 
 def _same(header: Header) -> _Same:
-    """What contributions must have in common to be added and to get the same result."""
+    """The fields that contributions must have in common to be added and to get the same result."""
     return (
         header.root, header.server, header.offset, header.length, header.dtype, header.row, header.size, header.shard,
         header.reply, header.codec, header.contributors[0] // CENTRAL,
@@ -322,9 +330,9 @@ def _same(header: Header) -> _Same:
 
 
 def _shape(header: Header) -> _Same:
-    """What contributions of all processes to a slice have in common."""
+    """The fields that contributions of all processes to a slice have in common."""
     return header.offset, header.length, header.dtype, header.row, header.size, header.shard
 
 
 def _nothing() -> None:
-    """The credit of what is added here was returned, or is this process's own."""
+    """Nothing to return: the credit of added contributions was returned already, or is this process's own."""

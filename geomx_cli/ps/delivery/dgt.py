@@ -1,10 +1,10 @@
 """Differential gradient transmission (DGT): local servers send the blocks of a sum that contribute most first.
 
 Wang et al., FGCS 121 (2021). `--dgt 2` changes only the order: nothing is lost, and sums have the same bits as with
-direct delivery. `--dgt 1` sends the other blocks as datagrams; those that are late join the next round of their slice.
-`--dgt 3` is as 2, with 4 bits an element for the other blocks. Initial values, results, rows, and what a codec encodes
-are delivered directly, so of a sparse codec's tensors only the small ones are divided.
-See docs/explanation/delivery.md.
+direct delivery. `--dgt 1` sends the other blocks as datagrams; late blocks join the next round of their slice. `--dgt
+3` is like 2, with 4 bits an element for the other blocks. Initial values, results, rows and encoded contributions are
+delivered directly. So of tensors with a sparse codec, only the small ones are divided. See
+docs/explanation/delivery.md.
 """
 
 from typing import TYPE_CHECKING
@@ -75,7 +75,7 @@ def sends_datagrams(options: "Mapping[str, Value]") -> bool:
 
 
 def _encodes_everything(options: "Mapping[str, Value]") -> bool:
-    """Whether the codec leaves no tensor as it is, not even the smallest."""
+    """Whether the codec encodes every tensor, even the smallest."""
     from geomx_cli.contract.codecs import complete_spec
     from geomx_cli.ps.aggregation.codec import codec_at, parse_codec
 

@@ -23,7 +23,7 @@ def refuses(spec: object) -> str | None:
 
 
 class Direct:
-    """Direct delivery in any process; base class of other deliveries. The link's window and the slice's priority
+    """Direct delivery in any process, and base class of other deliveries. The link's window and the slice's priority
     control the order.
     """
 
@@ -37,7 +37,7 @@ class Direct:
         self.upstream.send(self.upstream.links[server], header, payload, on_result)
 
     def down(self, link: "Link", header: "Header", payload: memoryview | None) -> None:
-        """Send the result over the link that the contribution was received on."""
+        """Send the result over the link on which the contribution was received."""
         link.send(header, payload)
 
     def receive(self, link: "Link", header: "Header", payload: memoryview | None) -> bool:
@@ -59,7 +59,7 @@ class Direct:
         """Nothing to do: nothing else is in flight."""
 
     def on_renewed(self, link: "Link") -> None:
-        """Nothing to do: nothing is kept of what a member has sent."""
+        """Nothing to do: a member's messages are not kept."""
 
     def leave(self) -> None:
         """Nothing to do: no other process depends on this one."""

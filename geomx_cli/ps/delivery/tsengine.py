@@ -1,9 +1,9 @@
-"""TSEngine: contributions go through the process that brings them to the servers above soonest.
+"""TSEngine: contributions are sent through the process that brings them to the servers above soonest.
 
-Zhou et al., IEEE TNSM 18(4), 2021. Between parties ("inter") the local server of a party behind a slow link hands its
-sum to another party's local server, which adds it to its own, sends one contribution to the global server, and passes
-the result back. Inside a party ("intra") workers do the same for each other on the way to their local server. See
-docs/explanation/delivery.md.
+Zhou et al., IEEE TNSM 18(4), 2021. Between parties ("inter"), the local server of a party behind a slow link sends its
+sum to another party's local server. That server adds the sum to its own, sends one contribution to the global server,
+and passes the result back. Inside a party ("intra"), workers relay for each other in the same way to their local
+server. See docs/explanation/delivery.md.
 """
 
 from typing import TYPE_CHECKING

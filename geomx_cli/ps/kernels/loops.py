@@ -1,5 +1,5 @@
-"""The kernels as loops over elements, which numba compiles; slow as Python. They give the same bits as those in numpy,
-in vectorised and in codecs/_sparse.
+"""The kernels as loops over elements, which numba compiles; slow as Python. They give the same bits as the kernels in
+numpy, in vectorised and in codecs/_sparse.
 
 Nothing here imports numba before `compiled` is called.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["compiled"]
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
-# Types of arguments, as compiled; `out` and scales to write are the ones without "const". Payloads need not be aligned.
+# Types of arguments when compiled. `out` and scales to write have no "const". Payloads need not be aligned.
 _SIGNATURES = {
     "accumulate": ("const float32", float, "float32", float, "float32", float),
     "bf16_encode": ("const float32", "uint16"),
@@ -43,8 +43,8 @@ _ONE_AT_A_TIME = threading.Lock()
 def compiled(kernel: _Kernel) -> _Kernel:
     """The compiled form of a kernel, without the GIL; `kernel` itself if numba is not installed.
 
-    Compiling takes about a second, unless a process on this machine has done it before: numba keeps the result in
-    __pycache__, or where that is not writable in the user's cache.
+    Compiling takes about a second, unless a process on this machine has done it before. numba keeps the result in
+    __pycache__, or, if that is not writable, in the user's cache.
     """
     try:
         with _ONE_AT_A_TIME:  # numba sets itself up at its first uses, and several threads may join at once
@@ -240,8 +240,8 @@ def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -
 
 
 def reaching(array: "Array", bound: "np.float32") -> "Array":
-    """See codecs/_sparse. Magnitudes are compared as integers, which have the same order; then eight results are looked
-    at together, as few are true.
+    """See codecs/_sparse. Magnitudes are compared as integers, which have the same order. Then eight results are
+    checked together, because few are true.
     """
     found, count = np.empty(len(array) + 8, np.int32), 0
     bits, limit = array.view(np.uint32), np.empty(1, np.float32)
@@ -289,13 +289,13 @@ def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
             for group in range(groups):
                 maxima[group] = max(maxima[group], row[first + group] & _U(0x7FFFFFFF))
         bound, number = bound_of(maxima), 0
-        # The elements that reach it, among which are those wanted.
+        # The elements that reach it. The wanted elements are among these.
         for place in range(length):
             places[number] = place
             number += (row[place] & _U(0x7FFFFFFF)) >= bound
         for index in range(number):
             candidates[index] = row[places[index]] & _U(0x7FFFFFFF)
-        # Those above the `count`th largest, and the first of those equal to it.
+        # The elements above the `count`th largest, and the first elements equal to it.
         bound, tied = bound_of(candidates[:number]), count
         for index in range(number):
             tied -= candidates[index] > bound

@@ -1,6 +1,6 @@
 """Kernels in numpy, for blocks that stay in the processor's cache, without more temporary arrays.
 
-Codecs' kernels write a 1-D array of fp32 elements to `out`, an array of the encoded elements, or decode it from that.
+Codecs' kernels write a 1-D array of fp32 elements to `out`, an array of the encoded elements, or decode `out` again.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ LARGE_BLOCK = 1024
 LANES = 64
 """Sums of a block that are added separately at first."""
 GROUPS = 2
-"""Groups in a row for each element wanted of it, see _sparse.largest_of_rows."""
+"""Groups in a row for each element wanted from it, see _sparse.largest_of_rows."""
 CACHED = 65_536
-"""Elements worked on at a time: 256 KiB of fp32."""
+"""Elements processed at a time: 256 KiB of fp32."""
 _ROWS = CACHED // BLOCK
 _SMALLEST = np.finfo(np.float32).tiny
 _Q4_VALUES = np.concatenate([[0], 2.0 ** np.arange(-6, 1), [0], -(2.0 ** np.arange(-6, 1))]).astype(np.float32)
@@ -39,7 +39,7 @@ _Q4_PAIRS = np.stack([_Q4_VALUES[_CODES & 15], _Q4_VALUES[_CODES >> 4]], axis=1)
 def accumulate(
     array: "Array", coefficient: float, momentum: "Array", decay: float, residual: "Array", limit: float
 ) -> bool:
-    """Compute residual = decay * residual + array in place, or with a `momentum` that is not empty momentum =
+    """Compute residual = decay * residual + array in place. If `momentum` is not empty, instead compute momentum =
     coefficient * momentum + array and residual = decay * residual + momentum. Any float dtype, the same in all arrays.
 
     Returns whether the magnitude of each element of the residual is below `limit`. If an element of `array` is not
@@ -62,7 +62,8 @@ def accumulate(
 
 
 def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
-    """Round array * factor * 2^112 to nearest even; all of these must be below 65520, and factor a normal number.
+    """Round array * factor * 2^112 to nearest even. All products must be below 65520, and factor must be a normal
+    number.
 
     Return False if an element cannot be rounded in this way. Then `out` is invalid.
     """
@@ -135,7 +136,7 @@ def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
 
 
 def int8_decode(codes: "Array", steps: "Array", out: "Array") -> None:
-    """See codecs/int8.py. Of whole blocks."""
+    """See codecs/int8.py. The array consists of whole blocks."""
     rows = out.reshape(-1, BLOCK)
     np.copyto(rows, codes.reshape(-1, BLOCK))
     np.multiply(rows, steps[:, None], out=rows)
@@ -168,15 +169,16 @@ def q4_encode(array: "Array", peaks: "Array", out: "Array") -> None:
 
 
 def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
-    """See codecs/q4.py. Of whole blocks."""
+    """See codecs/q4.py. The array consists of whole blocks."""
     np.take(_Q4_PAIRS, packed, out=out.view(np.uint64), mode="clip")
     rows = out.reshape(-1, BLOCK)
     np.multiply(rows, peaks[:, None], out=rows)
 
 
 def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -> None:
-    """See codecs/one_bit.py: of each block the mean of the others and that of those above, 0 if there are none. The
-    array consists of whole blocks, of which the first `length` elements count; the rest are zeros and not above.
+    """See codecs/one_bit.py. Computes, for each block, the mean of the elements not above and of the elements above, 0
+    if there are none. The array consists of whole blocks. Its first `length` elements count; the rest are zeros and do
+    not count as above.
     """
     rows, chosen = array.reshape(-1, LARGE_BLOCK), above.reshape(-1, LARGE_BLOCK)
     found, step = means.reshape(-1, 2), CACHED // LARGE_BLOCK // 2
@@ -228,7 +230,7 @@ def encode_blocks(kernel: Kernel, array: "Array", scales: "Array", out: "Array",
 
 
 def decode_blocks(kernel: Kernel, scales: "Array", codes: "Array", length: int, each: int) -> "Array":
-    """The first `length` elements of so many blocks that begin with these scales and codes, see `encode_blocks`."""
+    """The first `length` elements of so many blocks as these scales and codes begin, see `encode_blocks`."""
     blocks, whole = -(-length // BLOCK), length // BLOCK
     array = np.empty(blocks * BLOCK, np.float32)
     kernel(codes[: whole * BLOCK // each], scales[:whole], array[: whole * BLOCK])
@@ -240,5 +242,5 @@ def decode_blocks(kernel: Kernel, scales: "Array", codes: "Array", length: int, 
 
 
 def _divisors(scales: "Array") -> "Array":
-    """A column of the scales, 1 for 0."""
+    """A column of the scales, with 1 in place of 0."""
     return np.where(scales == 0, np.float32(1), scales)[:, None]

@@ -1,4 +1,4 @@
-"""The links to the peers that dial this process, found by what their hellos say."""
+"""The links to the peers that dial this process. A hello tells to which link a connection belongs."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,17 +22,18 @@ from geomx_cli.ps.net.wire import (
 __all__ = ["AcceptedLinks", "MAX_LINKS"]
 
 MAX_LINKS, MAX_OF_ONE = 4096, 256
-"""Links that are made at all, and those to processes of one name, in all its lives: each link stays, as it has counted
-bytes. A process that is restarted keeps its own."""
+"""Limits on the links that are made at all, and on the links to processes of one name, in all lives. Each link stays,
+because it has counted bytes. A process that is restarted keeps its link."""
 MAX_ENDED = 4 * MAX_LINKS
-"""Identities that are remembered: a message of an older one is refused as one before the hello."""
+"""Number of remembered identities. A message of an older identity is refused like a message before the hello."""
 
 
 class _Peer(NamedTuple):
-    """Whom a link leads to.
+    """The process to which a link leads.
 
     process: its name, which its key proves.
-    plane, rank: in which it dials; "" and None where hellos do not name them, as to a scheduler.
+    plane, rank: the plane in which it dials, and its rank there; "" and None if hellos do not name them, as to a
+        scheduler.
     """
 
     process: str
@@ -41,11 +42,11 @@ class _Peer(NamedTuple):
 
 
 class _Hello(NamedTuple):
-    """What a hello says.
+    """The content of a hello.
 
     incarnation: how often an agent has started the process again.
     life: differs between processes that are started under one name.
-    body: all of it.
+    body: the whole hello.
     """
 
     peer: _Peer
@@ -64,12 +65,12 @@ class AcceptedLinks:
     the first one's messages, and does not end its connections. Its requests arrive, and the code that counts members
     refuses it by name.
 
-    party: of this process.
-    on_link: called for each new link, with whether it is over a unix socket; may refuse it with BadMessage.
+    party: this process's party.
+    on_link: called for each new link, with whether it is over a unix socket. It may refuse the link with BadMessage.
     on_renewed: called for a link whose peer has been restarted, with the lane that shows it.
     on_closed: called when the connection of a link's control lane has ended.
     by_identity: link and lane of each connection, by its routing identity.
-    ended: the identities of processes that have been restarted since, the newest MAX_ENDED of them last.
+    ended: the identities of processes that have been restarted since; the newest MAX_ENDED of them, newest last.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class AcceptedLinks:
         self._on_link = on_link
         self._on_renewed = on_renewed
         self._on_closed = on_closed
-        self._made = Counter[str]()  # links, by process
-        self._links: dict[_Peer, dict[str, Link]] = {}  # by life, all of the peer's newest incarnation
+        self._made = Counter[str]()  # number of links, by process
+        self._links: dict[_Peer, dict[str, Link]] = {}  # by life, all in the peer's newest incarnation
         self.by_identity: dict[bytes, tuple[Link, Lane]] = {}
         self.ended: dict[bytes, None] = {}
         self._by_descriptor: dict[int, tuple[Link, Lane]] = {}
 
     def accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
-        """The link of a connection whose first message this is: its hello. Raises BadMessage."""
+        """The link of a connection whose first message this is, its hello. Raises BadMessage."""
         identity = sender.bytes
         hello = _parse_hello(header, payload, _owner(sender))
         if len(identity) != IDENTITY:  # libzmq gives a replaced connection another one, of 5 bytes
@@ -119,18 +120,18 @@ class AcceptedLinks:
         return link
 
     def _is_full(self, peer: _Peer) -> bool:
-        """Whether no further link is made, at all or to this peer."""
+        """Whether no further link may be made, at all or to this peer."""
         return self._made.total() >= MAX_LINKS or self._made[peer.process] >= MAX_OF_ONE
 
     def _known(self, hello: _Hello) -> Link | None:
-        """The link that this hello belongs to. Raises BadMessage for one of an earlier incarnation."""
+        """The link to which this hello belongs. Raises BadMessage for a hello of an earlier incarnation."""
         lives = self._links.get(hello.peer, {})
         newest = next((link.incarnation or 0 for link in lives.values()), hello.incarnation)
         if hello.incarnation < newest:
             raise BadMessage(f"a hello of {hello.peer.process} in incarnation {hello.incarnation}, which has ended")
         if hello.incarnation == newest:
             return lives.get(hello.life)
-        return next(iter(lives.values()))  # whoever counts members has refused the others
+        return next(iter(lives.values()))  # the code that counts members has refused the others
 
     def _renew(self, link: Link, hello: _Hello) -> None:
         """The process has been restarted: forget its connections."""
@@ -166,7 +167,7 @@ class AcceptedLinks:
 
 
 def _parse_hello(header: Header, payload: memoryview | None, owner: str | None) -> _Hello:
-    """A hello, whose sender must have the key of the process that it names."""
+    """The content of a hello. Its sender must have the key of the process that it names."""
     if header.kind != Kind.CONTROL or header.topic != "hello" or payload is None:
         raise BadMessage("a message before the hello")
     hello = decode_body(payload, MAX_HELLO)
@@ -197,7 +198,7 @@ def _is_near(sender: zmq.Frame) -> bool:
 
 
 def _owner(sender: zmq.Frame) -> str | None:
-    """The process that the sender's key was made for; None without keys, as over a unix socket."""
+    """The process for which the sender's key was made; None without keys, as over a unix socket."""
     try:
         return str(sender.get("User-Id"))
     except zmq.ZMQError:

@@ -1,7 +1,7 @@
 """The connections under the sockets: dead connections, connections without identification, and the kernel's counters.
 
-The kernel itself gives up a connection only when a retransmission is due, and it doubles the interval each time: that
-may be seconds after its limit. So dead ones are found here, by the acknowledgement counters of TCP.
+The kernel itself gives up a connection only when a retransmission is due. It doubles the interval each time, so that
+may be seconds after its limit. So this module detects dead connections by TCP's acknowledgement counters.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SECONDS", "Connection", "UnknownPeers", "ZapAuthenticator"]
 
 UNACKNOWLEDGED, BYTES_ACKED, BYTES_RECEIVED = 24, 120, 128
-"""Where Linux's tcp_info has the number of segments that are not acknowledged (u32), and the bytes that are, and that
-have been received (u64).
+"""Offsets in Linux's tcp_info: of the number of unacknowledged segments (u32), and of the bytes that were acknowledged
+and received (u64).
 """
 
 
@@ -31,7 +31,7 @@ class Connection:
     descriptor: its number.
     peer: the remote address; None if it is closed already.
     ended: whether `shut_down` was called.
-    counts: whether the kernel tells its bytes, as of a TCP connection.
+    counts: whether the kernel reports its bytes, as for a TCP connection.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -59,22 +59,24 @@ class Connection:
         return now - self._since
 
     def received(self) -> int:
-        """Bytes received over it; 0 if the kernel does not tell."""
+        """Bytes received over it; 0 if the kernel does not report them."""
         return self._count(BYTES_RECEIVED)
 
     def acknowledged(self) -> int:
-        """Bytes sent over it that the other end, or a proxy in its place, has acknowledged; 0 as `received`."""
+        """Bytes sent over it that the other end, or a proxy in its place, has acknowledged. 0 if the kernel does not
+        report them.
+        """
         return self._count(BYTES_ACKED)
 
     def deaf(self) -> float:
-        """Seconds without a received byte, as far as calls have observed; 0 if the kernel does not tell."""
+        """Seconds without a received byte, as far as calls have observed; 0 if the kernel does not report bytes."""
         now, received = time.monotonic(), self.received()
         if received != self._received or not received:
             self._received, self._heard = received, now
         return now - self._heard
 
     def excuse(self, pause: float) -> None:
-        """This process did not run for `pause` seconds: they do not count."""
+        """This process did not run for `pause` seconds. They do not count."""
         self._heard = min(time.monotonic(), self._heard + pause)
 
     def _count(self, place: int) -> int:
@@ -111,18 +113,18 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _ends(stream: socket.socket) -> tuple[object, object]:
-    """Both addresses: they reveal a descriptor that was closed and reused for another connection."""
+    """Both addresses. They reveal a descriptor that was closed and reused for another connection."""
     return stream.getsockname(), stream.getpeername()
 
 
-# Limits the cost of connections whose peer is not yet identified. libzmq reads whatever a connection sends, up to the
-# largest message size, before the key is checked. So unidentified connections are watched here, and those that send too
-# much or take too long are closed.
+# Limits the cost of connections whose peer is not yet identified. libzmq reads all that a connection sends, up to the
+# largest message size, before the key is checked. So this class watches unidentified connections, and closes those that
+# send too much or take too long.
 
 LOOK_AT_UNKNOWN = 0.02
-"""Seconds between two looks at what they have sent."""
+"""Seconds between checks of how much they have sent."""
 MAX_SECONDS = 30.0
-"""Seconds for key and hello: some five round trips, each of several seconds where a slow link's queues are full."""
+"""Seconds for key and hello: about five round trips, each of several seconds if a slow link's queues are full."""
 MAX_BYTES = 64 * 1024
 MAX_CONNECTIONS = 1024  # a large job dials within seconds
 
@@ -135,7 +137,7 @@ class _Unknown(NamedTuple):
 class UnknownPeers:
     """The unidentified connections of one listening socket, by file descriptor. Used by the loop's thread only.
 
-    on_refused: gets a text for each one closed here.
+    on_refused: receives a text for each connection that this class closes.
     """
 
     def __init__(self, loop: Loop, on_refused: Callable[[str], None]) -> None:
@@ -144,7 +146,7 @@ class UnknownPeers:
         self._unknown: dict[int, _Unknown] = {}
 
     def accepted(self, descriptor: int) -> None:
-        """Register an accepted connection. It is closed at once if there are too many unidentified ones."""
+        """Register an accepted connection. If there are too many unidentified ones, close it at once."""
         unknown = _Unknown(Connection(descriptor), time.monotonic())
         if len(self._unknown) >= MAX_CONNECTIONS:
             self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not authenticated")
@@ -183,7 +185,7 @@ class UnknownPeers:
 class ZapAuthenticator:
     """Answers libzmq's authentication requests (ZAP, RFC 27) in the loop's own thread, and counts refusals.
 
-    Messages on accepted connections carry the name of the process that the key was made for, as "User-Id".
+    Messages on accepted connections carry, as "User-Id", the name of the process for which the key was made.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyRing) -> None:

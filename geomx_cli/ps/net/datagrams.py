@@ -1,8 +1,8 @@
-"""UDP sockets: of a sender, one for each channel, and of a receiver.
+"""UDP sockets: a sender has one for each channel, and a receiver has one.
 
-Channels differ in their DSCP, which descends with the channel's number, so that networks which honour it drop the least
-important first. Datagrams are never fragmented: they are as long as the path takes, as far as the kernel knows. Where
-the kernel can, many are sent in one call (UDP_SEGMENT) and read in one call (UDP_GRO).
+Channels differ in their DSCP, which descends with the channel's number. So networks that honour DSCP drop the least
+important datagrams first. Datagrams are never fragmented: they are as long as the path carries, as far as the kernel
+knows. If the kernel can, it sends many in one call (UDP_SEGMENT), and reads many in one call (UDP_GRO).
 """
 
 import errno
@@ -27,9 +27,9 @@ __all__ = [
 ]  # fmt: skip
 
 # Encryption and authentication of datagrams: ChaCha20-Poly1305, with a key for each sender, receiver and incarnation. A
-# datagram: session number and channel of the receiver's choice, and a counter (struct OUTER, authenticated), then the
-# ciphertext with its tag. Channel and counter are the nonce. A window of the newest counters of each channel refuses
-# replays; datagrams older than that are refused too.
+# datagram begins with a session number and channel, which the receiver chooses, and a counter (struct OUTER,
+# authenticated). The ciphertext with its tag follows. Channel and counter are the nonce. A window of the newest
+# counters of each channel refuses replays, and datagrams older than the window.
 
 OUTER = struct.Struct("<IBQ")
 OVERHEAD = OUTER.size + 16
@@ -43,9 +43,9 @@ REPLAY_WINDOW = 4096
 def session_key(keys: KeyRing | None, sender: str, receiver: str, salt: bytes, *, sends: bool) -> bytes:
     """The key of datagrams between two processes, the same at both ends, for this pair of salts.
 
-    It is derived (HKDF) from the Diffie-Hellman secret of the CurveZMQ keys of the dialling end, which sends, and of
-    the job's listening processes. Without keys, where processes listen on private addresses only, from the salts, which
-    the link has carried. Raises BadMessage if the receiver knows no key of the sender.
+    It is derived (HKDF) from a Diffie-Hellman secret of two CurveZMQ keys: the key of the dialling end, which sends,
+    and the key of the job's listening processes. Without keys, processes listen on private addresses only. Then it is
+    derived from the salts, which the link has carried. Raises BadMessage if the receiver knows no key of the sender.
     """
     secret = b"no keys"
     if keys is not None and sends:
@@ -75,7 +75,7 @@ class Sealer:
 
     @property
     def counters(self) -> list[int]:
-        """That of the next datagram on each channel."""
+        """The counter of the next datagram on each channel."""
         return list(self._counters)
 
     def seal(self, channel: int, content: bytes) -> bytes:
@@ -94,10 +94,10 @@ class Opener:
 
     def open(self, datagram: bytes) -> tuple[int, int, bytes]:
         """Channel, counter and content. Raises BadMessage for a datagram that is not authentic, that was received
-        before, or too late to tell.
+        before, or that is too old to tell.
         """
-        # The window is consulted before the cipher, which costs more, and extended only after it: else whoever can send
-        # datagrams could make the genuine ones look old.
+        # The window is read before the cipher runs, because the cipher costs more. It is extended only afterwards.
+        # Otherwise anyone who can send datagrams could make the genuine ones look old.
         outer = datagram[: OUTER.size]
         _, channel, counter = OUTER.unpack(outer)
         if channel >= MAX_CHANNELS or not self._windows[channel].is_new(counter):
@@ -111,7 +111,7 @@ class Opener:
 
 
 class _ReplayWindow:
-    """Which of the newest counters were received."""
+    """Which of the newest counters have been received."""
 
     def __init__(self) -> None:
         self._highest, self._received = -1, 0  # bit n: the counter n below the highest
@@ -148,13 +148,13 @@ SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 
 MAX_BATCH, MAX_BATCH_BYTES = 64, 60_000
 LARGEST, SMALLEST = 9_000, 1_280
-"""Bytes of an IP packet: of jumbo frames, and what every path of IPv6 takes."""
+"""Bytes of an IP packet: the size of jumbo frames, and the size that every path of IPv6 carries."""
 SEND_BUFFER, RECEIVE_BUFFER = 4 * 2**20, 8 * 2**20
 READ_AT_ONCE = 64
 
 
 class SenderSocket:
-    """Sends the datagrams of one channel. Raises OSError if there is no way to the address.
+    """Sends the datagrams of one channel. Raises OSError if no route leads to the address.
 
     address: host and port.
     precedence: the class of its DSCP, 0 to 7.
@@ -178,7 +178,7 @@ class SenderSocket:
 
     def send(self, datagrams: Sequence[bytes]) -> bool:
         """Send datagrams of one length, at most `batch` of them. Returns False if the kernel has no room for them now.
-        What the network refuses is lost.
+        Datagrams that the network refuses are lost.
         """
         try:
             if self._segments and len(datagrams) > 1:
@@ -198,7 +198,7 @@ class SenderSocket:
         return True
 
     def close(self) -> None:
-        """Send nothing more: what is sent is lost."""
+        """Send nothing more. Later datagrams are lost."""
         self._socket.close()
 
     @staticmethod
@@ -207,7 +207,7 @@ class SenderSocket:
         return max(1, min(MAX_BATCH, MAX_BATCH_BYTES // length))
 
     def _path_size(self) -> int:
-        """What an IP packet on this path carries, without its headers."""
+        """The bytes that an IP packet on this path carries, without its headers."""
         where = (socket.IPPROTO_IPV6, IPV6_MTU) if self._is_v6 else (socket.IPPROTO_IP, IP_MTU)
         try:
             path = self._socket.getsockopt(*where)
@@ -222,7 +222,8 @@ class SenderSocket:
 
 
 class ReceiverSocket:
-    """A socket that receives datagrams at `host` and `port`, 0 for any. Raises InvalidSettings if it cannot."""
+    """A socket that receives datagrams at `host` and `port` (0 for any). Raises InvalidSettings if that is impossible.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         family, _, _, _, where = socket.getaddrinfo(host or None, port, type=socket.SOCK_DGRAM)[0]
@@ -247,8 +248,8 @@ class ReceiverSocket:
         return self._socket.fileno()
 
     def read(self) -> Iterator[bytes]:
-        """The datagrams that have arrived. If there are very many, only a part, so that other work of the loop is not
-        delayed.
+        """The datagrams that have arrived. If there are very many, it returns only a part, so that other work of the
+        loop is not delayed.
         """
         for _ in range(READ_AT_ONCE):
             try:

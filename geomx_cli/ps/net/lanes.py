@@ -1,7 +1,7 @@
-"""The two connections of a link, and what they show of the peer.
+"""The two connections of a link, and the observations of the peer that they give.
 
-A new connection replaces an old one by a handshake: the dialling end says hello, the listening end welcomes it, and the
-dialling end, which may send from then on, says that it is ready.
+A new connection replaces an old one by a handshake. The dialling end says hello, and the listening end welcomes it.
+Then the dialling end says that it is ready, and may send from then on.
 """
 
 import math
@@ -20,26 +20,28 @@ __all__ = ["IDENTITY", "LANES", "QUIET", "Lane", "Lanes", "LinkHealth"]
 Lane = Literal["tensors", "control"]
 LANES: tuple[Lane, Lane] = ("control", "tensors")
 IDENTITY = 13
-"""Bytes of a connection's routing identity. They are random, as whoever knows them could take the connection over."""
+"""Bytes of a connection's routing identity. They are random, because anyone who knows them could take the connection
+over."""
 QUIET = 5.0
 """Seconds without a message after which a link counts as silent."""
 MOST_SECONDS = 1e12
 UNPROBED = 6.0
-"""Seconds without a byte after which the peer's process does not run: its libzmq asks or answers every 2 s."""
+"""Seconds without a byte after which the peer's process does not run. Its libzmq asks or answers every 2 s."""
 SLACK = 64
-"""Bytes by which the counts of both ends may differ: a kernel counts the handshake too."""
+"""Bytes by which the counts of both ends may differ, because a kernel counts the handshake too."""
 AGEING, SHORTEST = 1.01, 1e-5
-"""The shortest round trip grows by this factor with each heartbeat, so a longer route is noticed; its least seconds."""
+"""The shortest round trip grows by this factor with each heartbeat, so that a longer route is noticed. The second
+constant is its minimum, in seconds."""
 
 
 class Lanes:
     """Writes to the connections of one link.
 
     job: see Header.
-    incarnation: of this process.
+    incarnation: this process's incarnation.
     counters: counts writes to peers that cannot be reached, as "unreachable".
-    greeting: what this process says of itself in its hellos; None if the peer dials.
-    connections: those that stand.
+    greeting: the content of this process's hellos; None if the peer dials.
+    connections: the connections that stand.
     stale: lanes that this process dials, and on which only the dead peer has welcomed it.
     """
 
@@ -54,12 +56,12 @@ class Lanes:
         self.connections: dict[Lane, Connection] = {}
         self.stale: set[Lane] = set()
         self._hellos = 0
-        self._greeted: dict[Lane, int] = {}  # the number of the latest hello, from whichever end dials
+        self._greeted: dict[Lane, int] = {}  # the number of the latest hello, whichever end dials
         self._connected: set[Lane] = set()
         self._up: set[Lane] = set()
 
     def attach(self, lane: Lane, socket: Socket, identity: bytes = b"") -> bytes:
-        """Use `socket` for this lane. Returns the identity that was used before, empty if there was none.
+        """Use `socket` for this lane. Returns the identity that was used before, or empty bytes if there was none.
 
         identity: the routing identity of the peer's connection on a ROUTER; empty on a DEALER.
         """
@@ -90,8 +92,8 @@ class Lanes:
         self._say("welcome", lane, number, self._incarnation)
 
     def ready(self, lane: Lane, number: int) -> None:
-        """Answer a welcome: messages on this lane are no longer dropped. The peer repeats its requests only now, since
-        the answers could be lost before.
+        """Answer a welcome. Messages on this lane are no longer dropped. The peer repeats its requests only now,
+        because the answers could be lost before.
         """
         self._say("ready", lane, number)
 
@@ -108,7 +110,8 @@ class Lanes:
         return again
 
     def renew(self, lane: Lane) -> None:
-        """The peer has been restarted, as this lane's connection shows; all others lead to the dead process."""
+        """The peer has been restarted, as this lane's connection shows. All other connections lead to the dead process.
+        """
         self._connected.clear()
         self._up.clear()
         if self._greeting is not None:
@@ -150,12 +153,13 @@ class LinkHealth:
     heard: when the last message was received.
     echoed: the send time of the newest message that the peer is known to have received, or when its connection was
         made.
-    round_trip: the shortest time of a heartbeat and its echo on their way, in seconds, inf before the first; it ages
-        (AGEING).
+    round_trip: the shortest time, in seconds, that a heartbeat and its echo were on their way; inf before the first. It
+        grows with age (AGEING).
     unsteady: when our heartbeats last went unanswered for a while.
-    closed: when the peer closed the connection, 0 if it has not.
+    closed: when the peer closed the connection; 0 if it has not.
     clock: the newest reading of the peer's own clock.
-    acknowledged, taken: bytes of the tensors' connection that the peer has got acknowledged, and has received.
+    acknowledged, taken: bytes of the tensors' connection that were acknowledged to the peer, and that the peer has
+        received.
     """
 
     def __init__(self) -> None:
@@ -167,12 +171,12 @@ class LinkHealth:
         self._whole: tuple[object, int, int] = (None, 0, 0)
         self._stalled_since = 0.0
         self._silence: tuple[object, float] = (None, 0.0)
-        self._probe = (0, 0.0)  # bytes received on the control lane, and when they last became more
+        self._probe = (0, 0.0)  # bytes received on the control lane, and when they last grew
         self._known = False
         self._moved = self._moved_behind = self._whole_since = 0.0
 
     def hear(self, *, moved: bool) -> None:
-        """Record a received message; `moved`: it was a tensor or carried credit for one."""
+        """Record a received message. `moved`: whether it was a tensor or carried credit for one."""
         now = time.monotonic()
         if not self._known or now - self.heard >= QUIET:
             self._whole_since = now
@@ -199,9 +203,9 @@ class LinkHealth:
             self._moved_behind = max(self._moved_behind, now - moved)
 
     def runs(self, control: Connection | None) -> bool:
-        """Whether the peer's process runs, though it says nothing, as far as calls in this silence have observed: its
-        libzmq has just sent something. A connection within one host stands as long as the process, which its agent
-        watches.
+        """Whether the peer's process runs, though it sends nothing, as far as calls in this silence have observed. It
+        runs if its libzmq has just sent something. A connection within one host stands as long as the process, which
+        its agent watches.
         """
         if control is None:
             return False
@@ -213,8 +217,9 @@ class LinkHealth:
         return not control.counts or now - self._probe[1] < UNPROBED
 
     def lost_bytes(self, tensors: Connection) -> float:
-        """Seconds for which bytes of this connection have been acknowledged that the receiving end, here or there, does
-        not get, though it gets nothing else either: a proxy has forgotten the connection. 0 if none are missing.
+        """Seconds for which acknowledged bytes of this connection have not arrived at the receiving end, here or there.
+        The end must not have received anything else either. Then a proxy has forgotten the connection. 0 if no bytes
+        are missing.
         """
         now, here = time.monotonic(), tensors.received()
         there = self.taken
@@ -236,13 +241,13 @@ class LinkHealth:
         self.heard = time.monotonic()
 
     def renew(self) -> None:
-        """The peer has been restarted: what is known of its connections and its clock no longer holds."""
+        """The peer has been restarted. Earlier observations of its connections and its clock are no longer valid."""
         self.excuse(math.inf)
         self.clock = self.closed = 0.0
         self.acknowledged = self.taken = 0
 
     def excuse(self, pause: float) -> None:
-        """This process did not run for `pause` seconds: do not count them as the peer's silence."""
+        """This process did not run for `pause` seconds. Do not count them as the peer's silence."""
         now = time.monotonic()
         self.heard = min(now, self.heard + pause)
         self._whole_since = now if self._known else 0.0
@@ -265,7 +270,7 @@ class LinkHealth:
 
 
 def _count(body: dict[str, Any], name: str) -> int:
-    """A number of bytes in a heartbeat; 0 if it has none. Raises BadMessage."""
+    """A number of bytes in a heartbeat; 0 if the heartbeat has none. Raises BadMessage."""
     count = body.get(name, 0)
     if type(count) is not int or not 0 <= count < MOST_SECONDS:
         raise BadMessage(f"a heartbeat that says {name} {count!r}"[:200])

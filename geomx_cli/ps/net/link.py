@@ -1,11 +1,12 @@
-"""A link to one peer: what is sent to it, when, and on which connection.
+"""A link to one peer. It decides which messages are sent to the peer, when, and on which connection.
 
-A link belongs to a named process and outlives its connections: everything that this process knows of the peer lies in
-it. When the peer is restarted, the link stays and is renewed.
+A link belongs to a named process and outlives its connections. It has everything that this process knows of the peer.
+When the peer is restarted, the link stays and is renewed.
 
 It has two lanes, each a connection of its own: "tensors", and "control" for everything else. So credit, requests and
-answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent shortly after
-one another are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per message.
+answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors that are sent shortly
+after one another are fused into one message (header, payload, header, payload, ...), which saves the fixed cost of
+messages.
 """
 
 import time
@@ -27,27 +28,28 @@ CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
 MAX_FUSED = 64
 AGAIN = "hello again"
-"""The topic of a hello on a connection on which one was accepted before, from when it is read."""
+"""The topic of a hello, once it is read, on a connection on which a hello was accepted before."""
 LINK_TOPICS = frozenset({
     "again", "alive", "credit", "damaged", "freed", "hello", AGAIN, "mapped", "memory", "ready", "refused", "want",
     "welcome",
 })  # fmt: skip
-"""Of control messages about the link itself, which no handler of requests gets."""
+"""Topics of control messages about the link itself, which no handler of requests receives."""
 LONGEST_WHY, MOST_REFUSALS = 500, 20
-"""Characters of a refusal, and how many of one peer are told."""
+"""Limits on the characters of a refusal, and on the refusals of one peer that are logged."""
 TOGETHER = 5.0
-"""Seconds in which the connections of both lanes, usually cut together, are reported once."""
+"""Seconds in which the loss of both lanes' connections, which are usually cut together, is reported once."""
 IN_VAIN, LARGE = 3, 16 * 1024
-"""Connections in a row that were given up, though each was made, without so many bytes of tensors having arrived."""
+"""Limits: connections in a row that were made and given up; bytes of tensors that each would have to deliver to count
+as a success."""
 
 
 class LinkTransport(Protocol):
     """What a link requires of its transport.
 
     job: see Header.
-    who: what this process says of itself: "process" is its name, "incarnation" tells its lives apart.
+    who: this process's description of itself. "process" is its name, and "incarnation" distinguishes its lives.
     slice_bytes, window_bytes: see Window.
-    counters: counts what was refused and what could not be sent, by reason.
+    counters: counts messages that were refused or could not be sent, by reason.
     arena: this process's shared memory; None if the system has none.
     """
 
@@ -62,7 +64,7 @@ class LinkTransport(Protocol):
     def arena(self) -> Arena | None: ...
 
     def schedule_credit(self, link: "Link") -> None:
-        """Schedule returning this link's credit, in case no message carries it first."""
+        """Schedule returning this link's credit, unless a message carries it before."""
 
     def fuses(self, link: "Link") -> None:
         """Flush this link soon, at the end of the loop's turn at the latest."""
@@ -71,10 +73,10 @@ class LinkTransport(Protocol):
         """Write to the socket, now or when the emulated link has passed the message."""
 
     def on_asked(self, link: "Link", header: Header) -> None:
-        """The peer requests what is not in the link's queue: see Transport."""
+        """The peer requests a tensor that is not in the link's queue: see Transport."""
 
     def on_reconnect(self, link: "Link", lane: Lane) -> None:
-        """Both ends may send on a new connection of this lane: send again what may be lost with the old one."""
+        """Both ends may send on a new connection of this lane. Send again what may be lost with the old connection."""
 
     def warn(self, message: str) -> None:
         """Write a warning to the event log."""
@@ -83,13 +85,13 @@ class LinkTransport(Protocol):
 class Link:
     """A link to one peer. Used by the loop's thread only.
 
-    name: the peer's process.
-    wide_area: the peer is in another party.
-    greeting: what this process's hellos say; None if the peer dials, as those below do.
-    endpoint: where the peer is dialled; "" if it dials.
+    name: the name of the peer's process.
+    wide_area: whether the peer is in another party.
+    greeting: the content of this process's hellos; None if the peer dials, as members do.
+    endpoint: where this process dials the peer; "" if the peer dials.
     dialled: whether this process dials.
-    hello: what the peer's first hello said; empty if this process dials.
-    incarnation: the newest one of the peer, None before a dialled peer's first welcome.
+    hello: the content of the peer's first hello; empty if this process dials.
+    incarnation: the peer's newest incarnation; None before the first welcome of a peer that this process dials.
     sent, received: bytes on the wire since the link exists.
     returned: bytes of credit that the peer has returned since its start.
     """
@@ -114,26 +116,26 @@ class Link:
         self._transport = transport
         self._restarting = False
         self._memory: LinkMemory | None = None  # over a unix socket only
-        self._restored = 0.0  # when the log was last told that a connection is back
+        self._restored = 0.0  # when a restored connection was last logged
         self._begin()
 
     def _begin(self) -> None:
-        """What the ends of the link count and keep begins anew."""
+        """Reset all counts and state of the link's ends."""
         transport = self._transport
         self.window = Window(transport.slice_bytes, transport.window_bytes, wide_area=self.wide_area)
         self._queue = SendQueue()
         self._consumed = self._told_consumed = self.returned = 0
         self._arrived = self._told_arrived = self._delivered = 0
         self._fused: list[Any] = []
-        self._refusals: set[str] = set()  # the peer's, that the log has
-        self._in_vain = (0, 0)  # credit when a tensor connection was given up, and how often in vain
+        self._refusals: set[str] = set()  # the peer's refusals that were logged
+        self._in_vain = (0, 0)  # credit when a tensor connection was given up; how often in vain
 
     def send(self, header: Header, payload: memoryview | None = None) -> None:
         """Send `header` and `payload` (bytes that must not change until the receiver has them); returns at once.
 
-        A payload waits for the window, for higher priorities, and for earlier requests of the same priority, so a
-        slice's rounds stay in order even if repeated. Everything else is sent immediately. A repeat of a message that
-        is still queued is dropped.
+        A payload waits for the window, for higher priorities, and for earlier requests of the same priority. So a
+        slice's rounds stay in order even if repeated. All other messages are sent immediately. A repeat of a message
+        that is still queued is dropped.
         """
         # a pull of rows is not queued: behind tensors that wait for others it could cause a deadlock
         if payload is None or header.kind == Kind.PULL:
@@ -147,7 +149,7 @@ class Link:
         return header in self._queue
 
     def withdraw(self, header: Header) -> None:
-        """Remove this contribution from the send queue: the receiver does not need it any more."""
+        """Remove this contribution from the send queue, because the receiver no longer needs it."""
         self._queue.remove(header)
 
     @property
@@ -162,7 +164,7 @@ class Link:
 
     def consumed(self, size: int) -> None:
         """Return credit for `size` payload bytes from this peer that are no longer held here."""
-        # Credit rides on whatever is sent next. A message of its own goes out after 4 ms, or at once for CREDIT_STEP
+        # The next message carries the credit. A message of its own is sent after 4 ms, or at once for CREDIT_STEP
         # bytes: a peer whose window is full would idle until then.
         self._consumed += size
         if self._consumed - self._told_consumed >= CREDIT_STEP:
@@ -171,7 +173,8 @@ class Link:
             self._transport.schedule_credit(self)
 
     def arrived(self, size: int) -> None:
-        """Tell the peer that `size` payload bytes have arrived; on a wide-area link only, as its path is limited."""
+        """Tell the peer that `size` payload bytes have arrived. Only on a wide-area link, because its path is limited.
+        """
         if self.wide_area:
             self._arrived += size
             self._transport.schedule_credit(self)
@@ -194,11 +197,11 @@ class Link:
         self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
 
     def ask_again(self, request: int, *, damaged: bool = False) -> None:
-        """Ask the peer to send a contribution again that was not received, or was damaged on the way."""
+        """Ask the peer to send again a contribution that was not received, or was damaged on the way."""
         self._emit(Header(topic="damaged" if damaged else "again", request=request), None)
 
     def want(self, key: int, index: int, round_: int) -> bool:
-        """The receiver is blocked on this slice: send it ahead of others without waiting for credit, now or when it is
+        """The receiver is blocked on this slice. Send it ahead of others without waiting for credit, now or when it is
         queued. Returns True if it was queued.
         """
         found = self._queue.ask(key, index, round_)
@@ -206,11 +209,11 @@ class Link:
         return found
 
     def credit(self, returned: int, arrived: int = 0) -> None:
-        """Apply the peer's credit, and what has arrived there: bytes since the link exists."""
+        """Apply the peer's credit, and its count of arrived bytes since the link exists."""
         # Each message carries totals, so a lost or late message loses no credit, and no credit is counted twice. A new
-        # connection does not reset them. The window forgets what was in flight on the old one (Window.restart), as the
-        # credit for that may never come; if it does come, it lets as much more through, once.
-        # Within a party bytes count as under way until they are returned.
+        # connection does not reset them. The window forgets the bytes in flight on the old one (Window.restart),
+        # because the credit for that may never arrive. If the credit does arrive, it admits as many bytes more, once.
+        # Within a party, bytes count as under way until their credit is returned.
         if not self.wide_area:
             arrived = returned
         if returned > self.returned or arrived > self._delivered:
@@ -224,8 +227,8 @@ class Link:
     def renew(self, incarnation: int, lane: Lane) -> None:
         """The peer has been restarted, as the handshake on this lane tells.
 
-        It knows nothing of what was sent, counted or lent. Whoever waits for an answer asks again once a lane is up, as
-        after any new connection.
+        It does not know of earlier messages, counts and lent memory. Code that waits for an answer asks again once a
+        lane is up, as after any new connection.
         """
         self.incarnation = incarnation
         self.lanes.renew(lane)
@@ -237,7 +240,8 @@ class Link:
         self._restored = time.monotonic()
 
     def reset(self, lane: Lane) -> None:
-        """This lane has a new connection, on which this process may send; what was in flight on the old one is lost."""
+        """This lane has a new connection, on which this process may send. Messages in flight on the old one are lost.
+        """
         self.health.closed = 0.0
         if lane == "tensors":
             self._fused.clear()
@@ -246,10 +250,10 @@ class Link:
             self.health.connected()
 
     def resume(self, lane: Lane) -> None:
-        """Both ends may send on a lane's new connection: what was lost with the old one is sent again."""
+        """Both ends may send on a lane's new connection. Messages that were lost with the old one are sent again."""
         if self.lanes.up(lane) and self.dialled:
             self._warn_restored()
-        # Repeats have lower numbers than what the queue still holds, and a slice's rounds must stay in order.
+        # Repeats have lower numbers than queued messages, and a slice's rounds must stay in order.
         self._restarting = True
         try:
             self._transport.on_reconnect(self, lane)
@@ -258,7 +262,7 @@ class Link:
             self._pump()
 
     def on_disconnected(self, lane: Lane, *, given_up: bool) -> None:
-        """A dialled connection has ended. given_up: this end gave it up, as nothing was acknowledged."""
+        """A dialled connection has ended. given_up: whether this end gave it up because nothing was acknowledged."""
         self.lanes.down(lane)
         if given_up and lane == "tensors":
             self._warn_given_up()
@@ -304,7 +308,9 @@ class Link:
         self.lanes.welcome(lane, number)
 
     def _on_welcome(self, number: int) -> None:
-        """The peer knows the connection of a lane that we dial: say so, and report what may be lost."""
+        """The peer knows the connection of a lane that this process dials. Tell the peer so, and report possible
+        losses.
+        """
         lane = self.lanes.lane_of(number)
         if not self.dialled or lane is None:  # a hello of a connection replaced meanwhile
             return
@@ -321,7 +327,7 @@ class Link:
         self.control("refused", {"why": why[:LONGEST_WHY]})
 
     def _on_refused(self, body: dict[str, Any]) -> None:
-        """The peer refused a tensor or a query: log why, for whoever waits for the answer."""
+        """The peer refused a tensor or a query. Log the reason, because other code waits for the answer."""
         why = str(body.get("why"))[:LONGEST_WHY]
         if len(self._refusals) < MOST_REFUSALS and why not in self._refusals:
             self._refusals.add(why)
@@ -334,7 +340,7 @@ class Link:
         self._restored = now
 
     def _warn_given_up(self) -> None:
-        """Warn after several connections in a row on which no tensor arrived, though they were made."""
+        """Warn after several connections in a row that were made, but on which no tensor arrived."""
         before, count = self._in_vain
         count = 1 if self.returned - before > LARGE else count + 1
         self._in_vain = (self.returned, count)
@@ -348,13 +354,13 @@ class Link:
     # Shared memory.
 
     def share_memory(self) -> None:
-        """The link is a unix socket, and not an emulated wide-area link: lend large payloads, if the peer can map them.
+        """The link is a unix socket, and no emulated wide-area link. Lend large payloads, if the peer can map them.
         """
         submit, schedule_credit = self._transport.loop.submit, partial(self._transport.schedule_credit, self)
         self._memory = LinkMemory(lambda: self._transport.arena, self.control, partial(submit, schedule_credit))
 
     def stop_sharing(self) -> None:
-        """The peer has left or is lost: what it was lent is free."""
+        """The peer has left or is lost. Memory that was lent to it is free."""
         if self._memory is not None:
             self._memory.release()
 
@@ -394,9 +400,9 @@ class Link:
             self.sent += len(payload) - PLACE.size
         header.place = Place.FRAME if place is None else Place.SHARED_MEMORY
         body = _as_received(payload) if place is None else place
-        # Small tensors wait for others, a large one takes with it what waits: so tensors stay in order, and a receiver
-        # that waits for the large one is not kept waiting. A new connection drops what waits (`reset`), for it was in
-        # flight as far as the window and whoever repeats it know.
+        # Small tensors wait for others. A large tensor is sent with the small ones that wait. So tensors stay in order,
+        # and a receiver that waits for the large one is not delayed. A new connection drops waiting tensors (`reset`):
+        # for the window, and for the code that repeats messages, they were in flight.
         self._fused += (self._encode(header), body)
         if len(body) < SMALL and len(self._fused) < 2 * MAX_FUSED:
             self._transport.fuses(self)
@@ -416,7 +422,7 @@ class Link:
 
 
 def _as_received(payload: memoryview) -> memoryview | zmq.Frame:
-    """The received frame, if the payload is all of it: libzmq forwards a frame without copying it or calling back."""
+    """The received frame, if it is exactly the payload. libzmq forwards a frame without copying it or calling back."""
     owner = payload.obj
     base = getattr(owner, "base", None)  # the payload of a numpy array
     if isinstance(base, memoryview):

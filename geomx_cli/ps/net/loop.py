@@ -30,7 +30,7 @@ class Loop:
     """Calls handlers when sockets are readable, and timers when they are due.
 
     All methods except `submit` are for the loop's own thread, and `interrupt` also for its signal handlers. An
-    exception in a handler ends `run` with that exception: invalid input is refused where it is decoded, so an exception
+    exception in a handler ends `run` with that exception. Invalid input is refused where it is decoded, so an exception
     here is a bug in this process.
     """
 
@@ -81,7 +81,7 @@ class Loop:
         self.call_later(interval, tick)
 
     def submit(self, callback: Callable[[], None]) -> None:
-        """Have the loop's thread call `callback` soon. The only method for other threads.
+        """Make the loop's thread call `callback` soon. The only method for other threads.
 
         After `close` the callback runs immediately in the caller, so that no one waits for it forever.
         """
@@ -99,15 +99,15 @@ class Loop:
         self._stopping = True
 
     def interrupt(self, interruption: KeyboardInterrupt) -> None:
-        """Let `run` raise this between two turns. A signal handler that raises it itself may interrupt a destructor,
-        where Python ignores exceptions, or leave half of a message handled.
+        """Make `run` raise this error between two turns. If a signal handler raised it itself, it could interrupt a
+        destructor, where Python ignores exceptions, or leave a message half handled.
         """
         self._interruption = interruption
         if not self._closed:
             os.eventfd_write(self._wake, 1)
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Run until `stop` is called or `until()` is true. Raises what `interrupt` was called with."""
+        """Run until `stop` is called or `until()` is true. Raises the error that `interrupt` received."""
         while not self._stopping and not (until is not None and until()):
             if self._interruption is not None:
                 interruption, self._interruption = self._interruption, None

@@ -1,10 +1,10 @@
-"""The memory of payloads: what is shared between processes of one host, and how malloc keeps its own.
+"""The memory of payloads: memory shared between processes of one host, and settings of malloc.
 
-Of a large payload to a process of the same host, messages carry only the place in shared memory.
+If a large payload goes to a process of the same host, messages carry only its place in shared memory.
 Each process has one arena that only it writes to: an unnamed file of fixed size (sealed memfd). It offers the arena to
-each peer connected by a unix socket, and sends places to those that have mapped it. A block is reused when all
-receivers of its place have freed it, which they do when nothing refers to the payload any more. If sharing is
-impossible (another account or namespace, no room left), payloads are sent through the socket.
+each peer connected by a unix socket, and sends places to peers that have mapped it. A block is reused when all
+receivers of its place have freed it. They free it when nothing refers to the payload any more. If sharing is impossible
+(another account or namespace, no room left), payloads are sent through the socket.
 
 numpy is imported with the first payload, so that schedulers, which receive none, start faster.
 """
@@ -44,7 +44,7 @@ F_ADD_SEALS, F_GET_SEALS, SEALS = 1033, 1034, 0x0001 | 0x0002 | 0x0004  # of fcn
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """`source`: the id of the copied array, if the array never changes. Then other peers can use the same block."""
+    """source: the id of the copied array, if the array never changes. Then other peers can use the same block."""
 
     size: int
     source: int | None
@@ -54,7 +54,7 @@ class _Block:
 class Arena:
     """This process's memory for payloads. Used by the loop's thread only. Raises OSError if unsupported.
 
-    peer: identifies a receiver of places: any object.
+    peer: identifies a receiver of places; any object.
     on_full: called once, when there is no room for the first time.
     """
 
@@ -81,11 +81,12 @@ class Arena:
         self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def offer(self) -> dict[str, Any]:
-        """What a peer needs to map the arena."""
+        """The data that a peer needs to map the arena."""
         return {"pid": os.getpid(), "file": self._file, "token": self._token}
 
     def put(self, peer: object, payload: memoryview, *, lasting: bool) -> bytes | None:
-        """Copy the payload into a block and lend it to the peer: returns its PLACE, None if there is no room.
+        """Copy the payload into a block and lend it to the peer. Returns the block's PLACE, or None if there is no
+        room.
 
         lasting: the array behind the payload never changes, so it is copied only once for all receivers.
         """
@@ -106,7 +107,7 @@ class Arena:
         return PLACE.pack(offset, len(payload))
 
     def freed(self, peer: object, offsets: Any) -> None:
-        """The peer has freed these blocks. Raises BadMessage for a block that it was not lent."""
+        """The peer has freed these blocks. Raises BadMessage for a block that was not lent to it."""
         if not isinstance(offsets, list):
             raise BadMessage("freed blocks that are no list")
         for offset in offsets:
@@ -178,7 +179,7 @@ class PeerArena:
             self._memory = mmap.mmap(file, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
             os.close(file)
-        # In another namespace of processes the same pid and descriptor could name another process's arena.
+        # In another namespace of processes, the same pid and descriptor could belong to another process's arena.
         if self._memory[:TOKEN] != token:
             raise BadMessage("an offer of memory with another token: from another namespace of processes?")
         self._freed: deque[int] = deque()
@@ -223,7 +224,7 @@ class PeerArena:
 
 
 class _Lent:
-    """Base object of all views of one payload: numpy keeps it alive until the last view is gone, and then the block is
+    """Base object of all views of one payload. numpy keeps it alive until the last view is gone. Then the block is
     freed.
     """
 
@@ -236,11 +237,11 @@ class _Lent:
 
 
 class LinkMemory:
-    """What the two ends of a link over a unix socket lend each other. Used by the loop's thread only.
+    """The memory that the two ends of a link over a unix socket lend each other. Used by the loop's thread only.
 
-    The dialling end offers its arena; a peer that can map it is on the same host and offers its own.
+    The dialling end offers its arena. A peer that can map it is on the same host, and offers its own.
 
-    arena: this process's, made when it is first called; None if the system has none.
+    arena: returns this process's arena, and makes it at the first call; None if the system has none.
     control: sends a CONTROL message to the peer.
     on_free: called, in any thread, when `freed` has blocks to return.
     """
@@ -265,7 +266,7 @@ class LinkMemory:
             self._control("memory", arena.offer())
 
     def on_memory(self, offer: dict[str, Any]) -> None:
-        """The peer offers its memory: map it if possible, and offer the own one. Raises BadMessage."""
+        """The peer offers its memory. Map it if possible, and offer this process's memory. Raises BadMessage."""
         if self._theirs is not None:
             return
         try:
@@ -276,14 +277,14 @@ class LinkMemory:
         self.offer()
 
     def on_mapped(self) -> bool:
-        """The peer reports that it has mapped our arena. Return whether the arena was offered to it; if so, it gets
-        blocks from now on.
+        """The peer reports that it has mapped this process's arena. Return whether the arena was offered to it. If so,
+        the peer gets blocks from now on.
         """
         self._lends = self._mine is not None
         return self._lends
 
     def on_freed(self, body: dict[str, Any]) -> None:
-        """The peer has freed blocks. Raises BadMessage for one that it was not lent."""
+        """The peer has freed blocks. Raises BadMessage for a block that was not lent to it."""
         if self._mine is not None and not self._ended:
             self._mine.freed(self, body.get("blocks"))
 
@@ -300,13 +301,13 @@ class LinkMemory:
         return self._theirs.view(place)
 
     def freed(self) -> list[int]:
-        """The peer's blocks to which nothing refers any more, to be returned."""
+        """The peer's blocks that nothing refers to any more, to be returned."""
         return self._theirs.freed() if self._theirs is not None else []
 
     def release(self) -> None:
         """The peer has left or is lost: release all blocks that were lent to it.
 
-        The peer may still return blocks that others have by then. Such a return has no effect, and the peer gets no
+        The peer may still return blocks that other peers have by then. Such a return has no effect. The peer gets no
         further blocks.
         """
         self._ended = True
@@ -326,8 +327,8 @@ def keep_freed_memory() -> None:
 
 
 def share_one_heap() -> None:
-    """Make all threads share one heap; call before starting threads. Otherwise memory freed by libzmq's thread cannot
-    be reused for the loop's sums, and a server takes up to a third more memory.
+    """Make all threads share one heap. Call it before starting threads. Otherwise the loop cannot reuse, for its sums,
+    memory that libzmq's thread has freed. Then a server needs up to a third more memory.
     """
     _set(M_ARENA_MAX, 1)
 

@@ -113,7 +113,7 @@ def cast(array: Array, dtype: int) -> Array:
 
 
 def digest(payload: memoryview, dtype: int) -> bytes:
-    """The BLAKE2b digest of these bytes of elements and of their dtype."""
+    """The BLAKE2b digest of the dtype and of these bytes of elements."""
     return blake2b(payload, digest_size=16, person=DTYPE_NAMES[dtype].encode()).digest()
 
 
@@ -137,8 +137,8 @@ def numbers_payload(numbers: Array) -> memoryview:
 def sum_payload(content: Content, dtype: int) -> tuple[memoryview, bool]:
     """The bytes of a party's sum, and whether they are wider than the slice's dtype.
 
-    A sum of fp16 arrays is sent in fp32 unless fp16 holds it exactly: it may overflow although the sum over all parties
-    does not, and rounding it would make two levels differ from one.
+    A sum of fp16 arrays is sent in fp32 unless fp16 holds it exactly. There are two reasons: it may overflow although
+    the sum over all parties does not, and rounding it would make two levels differ from one.
     """
     array = content.values if isinstance(content, Rows) else content
     narrow = cast(array, dtype)
@@ -165,7 +165,9 @@ def view(header: Header, payload: memoryview | None) -> Array:
 
 
 def content(header: Header, payload: memoryview | None) -> Content:
-    """The payload as by `view`, or as read-only rows. Raises BadMessage for wrong sizes or row numbers."""
+    """The payload as a 1-D array as from `view`, or as read-only rows. Raises BadMessage for wrong sizes or row
+    numbers.
+    """
     if header.form != Form.ROWS:
         return view(header, payload)
     dtype, count = dtype_of(header), header.rows * header.row
@@ -179,7 +181,7 @@ def content(header: Header, payload: memoryview | None) -> Content:
 
 
 def row_numbers(header: Header, payload: memoryview | None) -> Array | None:
-    """The row numbers of a PULL of rows; None for one of all elements. Raises BadMessage if invalid."""
+    """The row numbers of a PULL of rows; None for a PULL of all elements. Raises BadMessage if they are invalid."""
     size = 0 if payload is None else len(payload)
     if size != header.rows * _ROW_NUMBER.itemsize:
         raise BadMessage(f"{size} bytes of payload for a PULL of {header.rows} rows")

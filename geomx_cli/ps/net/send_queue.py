@@ -10,36 +10,36 @@ from geomx_cli.ps.net.wire import Header, Kind
 
 __all__ = ["SendQueue", "Window"]
 
-# How much a link may send: enough to fill its path, little enough for an urgent slice to overtake.
+# Limits how much a link may send: enough to fill its path, and little enough for an urgent slice to overtake.
 
 LARGEST = 64 * 2**20
 START_SLICES = 8
 NEAR = 8 * 2**20
 SPAN = 0.05
 LATE = 0.03
-"""Seconds by which reports of arrivals may be late, in which bytes arrive that count as under way."""
+"""Seconds by which reports of arrivals may be late. Bytes that arrive in this time still count as under way."""
 
 
 class Window:
     """Counts the bytes sent on a link in two ways, and limits both. One message may always be sent.
 
-    slice_bytes: of a usual slice.
-    fixed: bytes that limit both, and never change; 0: the path is measured.
-    wide_area: the link has a queue to keep short.
-    held: bytes sent for which credit has not been returned; they may occupy the receiver's memory.
+    slice_bytes: bytes of a usual slice.
+    fixed: bytes of both limits, which then never change; 0: the path is measured.
+    wide_area: whether the link has a queue to keep short.
+    held: bytes sent for which credit has not been returned. They may occupy the receiver's memory.
     size: limits `held` to 1.5 x rate x round trip, at least 2 slices.
     under_way: bytes sent that have not arrived.
-    path: limits `under_way` on a wide-area link to rate x round trip, what the rate carries in LATE seconds, the
-        largest message, and one message more; elsewhere inf.
+    path: limits `under_way` on a wide-area link to the sum of rate x round trip, the bytes that the rate carries in
+        LATE seconds, the largest message, and one message more. On other links inf.
     """
 
-    # Why two limits: contributions of a member that is ahead of others wait at the receiver (`held`), and the other
-    # direction of a link that these members share is idle. And no message overtakes the bytes under way, so an urgent
-    # slice waits for them. A message counts as under way until all of it has arrived, so `path` has room for the
-    # largest one.
-    # The round trip is the shortest time from sending to arrival, for `path` that of a heartbeat and its echo (see
-    # LinkHealth), as times of slices include the queue that `path` is to keep short. The rate is the maximum over spans
-    # of SPAN seconds, decaying by a tenth each time: a span in which others did not let the link work says nothing.
+    # Why two limits: if a member is ahead of others, its contributions wait at the receiver (`held`). Meanwhile the
+    # other direction of a link that these members share is idle. And no message overtakes the bytes under way, so an
+    # urgent slice waits for them. A message counts as under way until all of it has arrived, so `path` has room for the
+    # largest one. The round trip is the shortest time from sending to arrival. For `path` it is the round trip of a
+    # heartbeat and its echo (see LinkHealth). Times of slices would include the queue that `path` is to keep short. The
+    # rate is the maximum over spans of SPAN seconds, and decays by a tenth each time. A span in which other processes
+    # kept the link idle tells nothing about the rate.
 
     def __init__(self, slice_bytes: int, fixed: int = 0, *, wide_area: bool = False) -> None:
         self._most = LARGEST
@@ -59,7 +59,8 @@ class Window:
         return self._rate
 
     def admits(self, size: int, *, asked: bool = False) -> bool:
-        """Whether `size` more bytes may be sent now. asked: the receiver needs them, and has memory for them."""
+        """Whether `size` more bytes may be sent now. asked: whether the receiver needs them, and has memory for them.
+        """
         return self.held == 0 or (self.under_way < self.path and (asked or self.held + size <= self.size))
 
     def sent(self, size: int) -> None:
@@ -74,7 +75,7 @@ class Window:
             self._marks.append((self._sent, time.monotonic()))
 
     def arrived(self, size: int) -> None:
-        """The peer has received `size` bytes. More than are under way count as all of them."""
+        """The peer has received `size` bytes. If more than the bytes under way, these count as received."""
         size = min(size, self.under_way)
         self.under_way -= size
         self._arrived += size
@@ -82,11 +83,11 @@ class Window:
             self._measure(size)
 
     def returned(self, size: int) -> None:
-        """Credit for `size` bytes was received. More than are held count as all of them."""
+        """Credit for `size` bytes was received. If more than the held bytes, these count as returned."""
         self.held -= min(size, self.held)
 
     def stay_small(self) -> None:
-        """Limit the window for shared memory, where there is no path to fill. A fixed size is kept."""
+        """Limit the window for shared memory, which has no path to fill. A fixed size is kept."""
         if self._least:
             self._most = max(NEAR, self._least)
             self.size = min(self.size, self._most)
@@ -99,7 +100,7 @@ class Window:
         self._marks.clear()
 
     def crossed(self, round_trip: float) -> None:
-        """A small message and its echo took so many seconds on the way: slices take longer where others go before."""
+        """A small message and its echo took so many seconds on the way. Slices take longer if others go before them."""
         self._on_the_way = round_trip
 
     def _measure(self, size: int) -> None:
@@ -120,14 +121,14 @@ class Window:
 
 MAX_WANTED = 65_536
 LEAST = 512
-"""Bytes that a queued message takes at least."""
+"""The fewest bytes for which a queued message counts."""
 
 
 class SendQueue:
     """A queue by priority, then by request number, so a slice's rounds stay in order even if repeated.
 
-    Messages of slices that the peer asked for leave the queue in the order of its requests, ahead of the others; it
-    remembers requests for slices that are not queued.
+    Slices that the peer has requested leave the queue first, in the order of its requests. The queue remembers requests
+    for slices that are not queued.
 
     pulled: bytes of the queued results of pulls.
     """
@@ -137,7 +138,7 @@ class SendQueue:
         self._heap: list[tuple[int, int, int, Header, memoryview]] = []
         self._order = itertools.count()
         self._asked: deque[tuple[Header, memoryview]] = deque()
-        # by number: kind and priority of the queued messages. A repeat has the same; parts differ in priority.
+        # by number: kind and priority of the queued messages. A repeat has the same; parts differ in priority
         self._queued: dict[tuple[bool, int], set[tuple[Kind, int]]] = {}
         self._wanted: dict[tuple[int, int, int], None] = {}
 
@@ -168,7 +169,7 @@ class SendQueue:
 
     @property
     def asked(self) -> bool:
-        """Whether the peer asked for the first message."""
+        """Whether the peer requested the first message."""
         return bool(self._asked)
 
     def next_size(self) -> int:
@@ -186,9 +187,8 @@ class SendQueue:
         return header, payload
 
     def ask(self, key: int, index: int, round_: int) -> bool:
-        """The peer asks for the contribution to a slice, or its parts: they go first, now or when they are queued.
-
-        Returns True if some were queued.
+        """The peer requests the contribution to a slice. The contribution, or its parts, go first, now or when they are
+        queued. Returns True if some were queued.
         """
         wanted = (key, index, round_)
         found = [entry for entry in self._heap if _slice_of(entry[-2]) == wanted]
@@ -199,14 +199,14 @@ class SendQueue:
             return True
         if any(_slice_of(header) == wanted for header, _ in self._asked):
             return True
-        # A slice in flight already is never queued here again, so its entry would stay: evict the oldest.
+        # A slice in flight is never queued here again, so its entry would stay. Evict the oldest entry.
         self._wanted[wanted] = None
         if len(self._wanted) > MAX_WANTED:
             del self._wanted[next(iter(self._wanted))]
         return False
 
     def _is_wanted(self, header: Header) -> bool:
-        """Whether the peer asked for this slice and round before; true once for each time that it asked."""
+        """Whether the peer requested this slice and round before. True once for each request."""
         wanted = (header.key, header.slice, header.round)
         if wanted not in self._wanted:
             return False
@@ -216,12 +216,12 @@ class SendQueue:
 
 
 def _number(header: Header) -> tuple[bool, int]:
-    """The request's number, and whether the peer has given it."""
+    """The request's number, and whether the peer has assigned it."""
     return header.kind == Kind.RESULT, header.request
 
 
 def _slice_of(header: Header) -> tuple[int, int, int] | None:
-    """Key, slice and round, of a contribution or its part."""
+    """Key, slice and round of a contribution or of its part."""
     return (header.key, header.slice, header.round) if header.kind in (Kind.EXCHANGE, Kind.PART) else None
 
 

@@ -13,18 +13,19 @@ from geomx_cli.ps.net.loop import Loop
 
 __all__ = ["DelayLine", "Shaper", "WanLog"]
 
-# When a process has sent how much to other parties, in its event log, for reports of the bytes until a round.
+# Records in a process's event log how many bytes it has sent to other parties until when. Reports need it for the bytes
+# until a round.
 
 FINEST = 0.01
 PART = 1 / 500
 
 
 class WanLog:
-    """Writes an event after bytes were sent, at most one each FINEST seconds, or each PART of the time since it was
-    created if that is longer: so the log grows with the logarithm of a job's duration. Nothing is written while nothing
-    is sent.
+    """Writes an event after bytes were sent. It writes at most one each FINEST seconds, or each PART of the time since
+    it was created if that is longer. So the log grows with the logarithm of a job's duration. While nothing is sent,
+    nothing is written. For the loop's thread.
 
-    For the loop's thread. count: bytes sent to other parties so far.
+    count: bytes sent to other parties so far.
     """
 
     def __init__(self, loop: Loop, events: EventLog, count: Callable[[], int]) -> None:
@@ -52,7 +53,7 @@ class WanLog:
 class _Pipe:
     """One direction of a link. Each lane has its own queue, so control messages overtake tensors.
 
-    rate: bits per second; 0: unlimited.
+    rate: bits per second; 0 for unlimited.
     delay: seconds.
     """
 
@@ -62,12 +63,12 @@ class _Pipe:
         self._free = {"tensors": 0.0, "control": 0.0}
 
     def sends(self, size: int, lane: str) -> float:
-        """When (monotonic) `size` bytes sent now reach the far end."""
+        """When (monotonic) `size` bytes that are sent now reach the far end."""
         self._free[lane] = max(time.monotonic(), self._free[lane]) + self._duration(size)
         return self._free[lane] + self._delay
 
     def receives(self, size: int, lane: str) -> float:
-        """When (monotonic) `size` bytes, the last of which is read now, have passed."""
+        """When (monotonic) `size` bytes, the last of which is read now, have passed the link."""
         self._free[lane] = max(time.monotonic(), self._free[lane] + self._duration(size))
         return self._free[lane]
 
@@ -76,13 +77,13 @@ class _Pipe:
 
 
 class Shaper:
-    """Computes when a message leaves for another party and when a received one has arrived.
+    """Computes when a message to another party leaves, and when a received message has arrived.
 
-    text: rate and round trip of the party's own link, in each direction; each end delays by half the round trip.
+    text: rate and round trip of the party's own link, in each direction. Each end delays by half the round trip.
     share: this process's fraction of its party's links.
-    links: as "A>B=100mbit,15ms", rate and delay from one party to another, which hold for this direction instead of
-        `text`; the sending end emulates them.
-    party: this process's.
+    links: rate and delay from one party to another, as "A>B=100mbit,15ms". For this direction they replace `text`, and
+        the sending end emulates them.
+    party: this process's party.
     """
 
     def __init__(self, text: str, share: float = 1.0, links: Iterable[str] = (), party: str = "") -> None:
@@ -133,7 +134,7 @@ class DelayLine:
         self._loop.call_at(self._shaper.arrives(size, lane, party_of(peer)), deliver)
 
     def flush(self) -> None:
-        """Write all pending messages now; the loop does not run again."""
+        """Write all pending messages now, because the loop does not run again."""
         for number in list(self._leaving):
             self._leave(number)
 

@@ -1,11 +1,12 @@
 """The sockets of one process: creation, security, and detection of dead connections.
 
-A listening process has one ROUTER, a dialling one has a DEALER for each lane of a link (see lanes.py). No socket has a
-high-water mark, and sends never block. Data handed to a connection may be lost with it, on either side.
+A listening process has one ROUTER. A dialling process has a DEALER for each lane of a link (see lanes.py). No socket
+has a high-water mark, and sends never block. Data handed to a connection may be lost with it, on either side.
 
-A dead TCP connection is closed and dialled again. The kernel probes an idle one and gives it up after DEAD seconds; on
-a busy one the dialling end checks for acknowledgements. This does not involve the remote process, which may be stopped
-(its kernel answers), and any acknowledgement counts, so a slow connection is not mistaken for a dead one.
+A dead TCP connection is closed and dialled again. The kernel probes an idle connection, and gives it up after DEAD
+seconds. On a busy connection, the dialling end checks for acknowledgements. This does not involve the remote process,
+which may be stopped: its kernel answers. Any acknowledgement counts, so a slow connection is not mistaken for a dead
+one.
 """
 
 import contextlib
@@ -31,11 +32,12 @@ LOCAL_BUFFER = 2 * 2**20
 RECONNECT_FIRST, RECONNECT_MOST = 50, 1000  # milliseconds
 DEAD = 4  # seconds
 UNANSWERED = 3.5
-"""Seconds after which a connection is given up on which something waits to be acknowledged, and nothing is."""
+"""Seconds after which a connection is given up if data waits for acknowledgements and none arrive."""
 LOOK = 0.5  # seconds between checks for acknowledgements
 PROBE = 1  # seconds between probes of an idle connection
 PING, DEAF = 2.0, 12.0
-"""Seconds between questions to the peer's libzmq, and without a byte from it after which it is dialled again."""
+"""Seconds between questions to the peer's libzmq. Seconds without a byte from it after which the peer is dialled again.
+"""
 NEVER = 10**9  # milliseconds
 CONNECT_LIMIT = 8  # seconds; enough for the kernel to repeat a lost SYN, and for slow paths
 
@@ -44,7 +46,7 @@ class Sockets:
     """Creates sockets, with keys on TCP if there are any, watches them and closes them all.
 
     on_refused: called with a reason and a text for each refused connection.
-    max_message: bytes of a message part from others, at most; a longer one ends its connection.
+    max_message: the most bytes of a message part from others. A longer part ends its connection.
 
     Used by the loop's thread only.
     """
@@ -73,10 +75,10 @@ class Sockets:
     ) -> tuple[str, ...]:
         """Bind one ROUTER to all `endpoints`; returns the bound endpoints.
 
-        Raises InvalidSettings naming the endpoint if one cannot be bound.
+        Raises InvalidSettings that names the endpoint if one cannot be bound.
 
         read: called with the socket when it has messages.
-        on_closed: gets the file descriptor of each ended connection, as given by its frames (SRCFD).
+        on_closed: receives the file descriptor of each ended connection, as its frames have it (SRCFD).
         """
         router = self._make(zmq.ROUTER, read)
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -111,18 +113,18 @@ class Sockets:
 
         read: called with the socket when it has messages.
         on_connected: called for each new connection.
-        on_closed: called when one has ended, with whether this end gave it up.
-        probed: libzmq asks the peer's libzmq for an answer every PING seconds, and the connection is given up once
-            nothing has been received for DEAF seconds, whatever a proxy on the way acknowledges. This says nothing
-            behind long messages.
+        on_closed: called when a connection has ended, with whether this end gave it up.
+        probed: whether libzmq asks the peer's libzmq for an answer every PING seconds. Then the connection is given up
+            once nothing has been received for DEAF seconds, whatever a proxy on the way acknowledges. Behind long
+            messages, such silence tells nothing.
         """
         dealer = self._make(zmq.DEALER, read)
         if probed and endpoint.startswith("tcp:"):
             dealer.set(zmq.HEARTBEAT_IVL, int(1000 * PING))
             dealer.set(zmq.HEARTBEAT_TIMEOUT, NEVER)
             self._probed.add(dealer)
-        # IMMEDIATE is not set: libzmq (4.3.5) aborts if a connection then ends between two frames that are read. So
-        # messages sent before the end of a connection is noticed are the first on the next one.
+        # IMMEDIATE is not set: libzmq (4.3.5) would abort if a connection then ended between two frames that are read.
+        # So messages that are sent before the end of a connection is noticed come first on the next connection.
         dealer.set(zmq.CONNECT_TIMEOUT, 1000 * CONNECT_LIMIT)
         dealer.set(zmq.ROUTING_ID, identity)
         if self._keys is not None and endpoint.startswith("tcp:"):
@@ -214,7 +216,7 @@ class Sockets:
         self._keep(monitor, changed)
 
     def _poll(self) -> None:
-        """Close connections on which nothing is acknowledged, and probed ones that are not answered."""
+        """Close connections on which nothing is acknowledged, and probed connections that are not answered."""
         now = time.monotonic()
         pause, self._polled = now - self._polled - LOOK, now
         for dealer in self._probed & self._dialled.keys():
@@ -251,7 +253,7 @@ class Sockets:
 
 
 def _event(monitor: Socket) -> tuple[int, int]:
-    """The next event and its value, like zmq.utils.monitor, whose import of asyncio takes a tenth of our start."""
+    """The next event and its value. Like zmq.utils.monitor, whose import of asyncio takes a tenth of geomx's start."""
     event, value = struct.unpack_from("=HI", monitor.recv_multipart()[0])
     return event, value
 
@@ -264,7 +266,7 @@ def _widen(socket: Socket, endpoint: str) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit on descriptors to this user's maximum: if none is left, libzmq retries in a busy loop."""
+    """Raise the limit on descriptors to this user's maximum. If none are left, libzmq retries in a busy loop."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,7 +1,7 @@
 """The links of one process: reads messages from the sockets, and refuses invalid ones.
 
-Sockets have no limits (see sockets.py): each link queues by priority (FIFO within a priority) and hands its socket only
-what its window admits.
+Sockets have no limits (see sockets.py). Each link queues by priority (FIFO within a priority), and hands its socket
+only as much as its window admits.
 """
 
 import secrets
@@ -56,10 +56,10 @@ def traffic_of(links: Iterable[Link]) -> Traffic:
     return Traffic(lan, wan, peers)
 
 
-# When small tensors that a link has fused into one message are sent.
+# Decides when small tensors that a link has fused into one message are sent.
 
 LONGEST = 0.01
-"""Seconds that the first of them waits, at most: a turn of a busy loop handles up to 64 messages of each peer. That may
+"""The most seconds that the first of them waits. A turn of a busy loop handles up to 64 messages of each peer. That may
 take 100 ms, in which the receiver could have begun.
 """
 
@@ -72,7 +72,7 @@ class FusingLinks:
         self._since = 0.0
 
     def add(self, link: "Link") -> None:
-        """This link has one."""
+        """This link has fused tensors."""
         if not self._links:
             self._since = time.monotonic()
         self._links.add(link)
@@ -94,32 +94,32 @@ Handler = Callable[[Link, Header, memoryview | None], None]
 BATCH = 64
 CREDIT_DELAY = 0.004
 LEFT_OVER = "left over from earlier lives"
-"""Counts messages of or for a dead process, which are dropped silently: they are no sign of a fault."""
+"""Counts messages to or from a dead process. They are dropped silently, because they are no sign of a fault."""
 MAX_REASONS = 8192
-"""Reasons and peers for which refused messages are counted."""
+"""Limit on the pairs of reason and peer for which refused messages are counted."""
 
 
 class Transport:
     """Sends and receives messages over links. Used by the loop's thread only.
 
     job: see Header.
-    who: what this process says of itself in its hellos: "process", "party", what its peers check, and "incarnation" if
-        it has been restarted.
-    keys: of this process; None if it has none.
-    on_message: gets every well-formed message of this job that is not about a link itself.
-    on_link: called for each peer that dials; may refuse it with BadMessage.
-    on_reconnect: called for each lane with a new connection, including the first, once both ends may send on it; what
-        was in flight on the previous one may be lost.
+    who: this process's description of itself in its hellos: "process", "party", fields that its peers check, and
+        "incarnation" if it has been restarted.
+    keys: this process's keys; None if it has none.
+    on_message: receives every well-formed message of this job that is not about a link itself.
+    on_link: called for each peer that dials. It may refuse the peer with BadMessage.
+    on_reconnect: called for each lane with a new connection, including the first, once both ends may send on it.
+        Messages in flight on the previous connection may be lost.
     on_renewed: called when the peer of a link has been restarted, before on_reconnect. Messages to its earlier life are
         lost, and answers to requests of that life are dropped.
     on_closed: called when a link's control lane has ended, until it reconnects.
-    on_asked: gets the peer's requests for retransmission: "want" for a slice (key, slice, round) that is not in the
+    on_asked: receives the peer's requests for retransmission: "want" for a slice (key, slice, round) that is not in the
         link's queue, "again" and "damaged" for a request number.
-    slice_bytes: of a usual slice in float32.
-    longest_slice: bytes of the longest one, if they differ.
-    window_bytes: of every window; 0 if they are measured.
+    slice_bytes: bytes of a usual slice in float32.
+    longest_slice: bytes of the longest slice, if lengths differ.
+    window_bytes: bytes of every window; 0 if they are measured.
     shaper: emulates the link to other parties.
-    counters: counts refused messages by reason, of which the first of each peer is logged.
+    counters: counts refused messages by reason. The first of each peer is logged.
     wan: the emulated link to other parties; None if there is none.
     """
 
@@ -165,10 +165,10 @@ class Transport:
         self._accepted = AcceptedLinks(self, who["party"], self._on_accepted, on_renewed, on_closed)
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
-        """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns the bound
-        ones.
+        """Bind one ROUTER to all `endpoints` ("tcp://host:port", with port * for any, or "ipc://path"). Returns the
+        bound endpoints.
 
-        Raises InvalidSettings naming the endpoint if one cannot be bound.
+        Raises InvalidSettings that names the endpoint if one cannot be bound.
         """
         return self._sockets.listen(endpoints, self._read_router, self._accepted.closed)
 
@@ -198,7 +198,7 @@ class Transport:
     # Refusals and warnings.
 
     def refuse(self, link: Link, error: Exception, credit: int | None) -> None:
-        """Count an invalid message; unless it is a CONTROL message (None), return its credit and tell the peer."""
+        """Count an invalid message. Unless it is a CONTROL message (None), also return its credit and tell the peer."""
         self.count_refused(link, "malformed", str(error))
         if credit is not None:
             link.consumed(credit)
@@ -259,8 +259,8 @@ class Transport:
             link, _ = self._accepted.by_identity.get(sender.bytes, (None, None))
             self._receive(link, frames, router, sender=sender)
             link, lane = self._accepted.by_identity.get(sender.bytes, (None, None))
-            # Messages that were sent before the end of a connection was noticed are the first on the next one, ahead
-            # of its hello. If that ends too, this is known only if its descriptor is.
+            # Messages that were sent before the end of a connection was noticed come first on the next connection,
+            # ahead of its hello. If that connection ends too, this is known only if its descriptor is known.
             if link is not None and lane == "control":
                 self._accepted.note(link, lane, sender.get(zmq.SRCFD))
 
@@ -296,13 +296,13 @@ class Transport:
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
                 hello = sender is not None and header.kind == Kind.CONTROL and header.topic == "hello"
-                # A hello of an unknown identity is the first one, even if the connection's descriptor is known: an
+                # A hello of an unknown identity is the first one, even if the connection's descriptor is known. An
                 # earlier connection may have had this descriptor, and ended before its hello was read.
                 repeated = hello and sender is not None and not self._sockets.awaits_hello(sender.get(zmq.SRCFD))
                 if repeated and link is not None:
                     header.topic = AGAIN
                 if link is None and sender is not None and not hello and self.who["incarnation"]:
-                    self.counters[LEFT_OVER] += 1  # the peer has not noticed yet that it has to say hello
+                    self.counters[LEFT_OVER] += 1  # the peer has not yet noticed that it has to say hello
                     return
                 if link is None and sender is not None:
                     link = self._accepted.accept(header, payload, socket, sender)
@@ -331,9 +331,9 @@ class Transport:
             self.wan.receive(size, lane, link.name, deliver)
 
     def _is_of_this_life(self, link: Link, lane: Lane, header: Header) -> bool:
-        """Whether a message from a dialled peer is not of an earlier life; its welcome may begin a new one.
+        """Whether a message from a dialled peer does not belong to an earlier life. A welcome may begin a new life.
 
-        What the dead process has sent on one lane may be read after the new one's welcome on the other lane.
+        A message of the dead process on one lane may be read after the new process's welcome on the other lane.
         """
         if header.kind != Kind.CONTROL or header.topic != "welcome":
             return lane not in link.lanes.stale
@@ -378,7 +378,7 @@ class Transport:
     # Connections.
 
     def _add(self, link: Link, *, near: bool) -> None:
-        """near: the link is over a unix socket."""
+        """near: whether the link is over a unix socket."""
         self.links.append(link)
         if near and not (link.wide_area and self.wan):
             link.share_memory()

@@ -1,8 +1,8 @@
 """The wire format: one header and at most one payload.
 
-The header is a msgpack array whose fields are all bounded; anything out of bounds raises BadMessage before it is used.
-Nothing on the wire is ever unpickled. Payload contents are in payload.py, which processes without arrays (schedulers)
-never import.
+The header is a msgpack array whose fields are all bounded. A field out of bounds raises BadMessage before it is used.
+Nothing on the wire is ever unpickled. payload.py handles payload contents. Processes without arrays (schedulers) never
+import it.
 """
 
 import math
@@ -49,34 +49,37 @@ MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
 MAX_HELLO = 4096
 MAX_HYPER = 16
-"""Hyper-parameters in one message."""
+"""Limit on the hyper-parameters in one message."""
 FLOAT_NAMES = ("float32", "float64", "float16")
 DTYPE_NAMES = (*FLOAT_NAMES, "uint8")
-"""uint8: bytes, of which a round has those of one member, or which are 0 in all but one. They are never encoded."""
+"""uint8: bytes, which are never encoded. In a round they come from one member, or are 0 in all members but one."""
 ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2, "uint8": 1}
 
 EVERY = -1
-"""`shard` of a key to which all workers contribute."""
+"""The `shard` of a key to which all workers contribute."""
 MAX_WEIGHT, MAX_WORKER_WEIGHT = 2.0**600, 2.0**512
-"""Of a contribution, and of one to a local server, so that a party's sum stays below the first, and that of all parties
-finite. Elections (runtime/training/stop_vote.py) have weights of up to 2^480.
+"""Limits on the weight of a contribution, and of a contribution to a local server. So a party's sum stays below the
+first limit, and the sum of all parties is finite. Elections (runtime/training/stop_vote.py) have weights of up to
+2^480.
 """
 MAX_INCARNATION = 1000
 MAX_REPORTED = 4096
-"""Contributions in one report on datagrams."""
+"""Limit on the contributions in one report on datagrams."""
 
 
 class BadMessage(Exception):
-    """A message that is malformed, oversized or not for this process. Counted and dropped; never ends a process."""
+    """A message that is malformed, oversized or not for this process. It is counted and dropped, and never ends a
+    process.
+    """
 
 
 class DamagedPayload(BadMessage):
-    """A payload of another size than its header says, so that a retransmission may be intact."""
+    """A payload whose size differs from its header, so that a retransmission may be intact."""
 
 
 class Kind(IntEnum):
     """The kind of a message. A PUSH sets an initial value. An EXCHANGE is a contribution that expects the round's
-    RESULT; a PART is part of one, which a delivery puts together.
+    RESULT. A PART is a part of a contribution, which a delivery assembles.
     """
 
     PUSH = 0
@@ -99,8 +102,8 @@ class Form(IntEnum):
 
 
 class Reply(IntEnum):
-    """What the sender of an EXCHANGE needs from the round's result: all elements; only the changed rows, unless all
-    have changed; or only the end of the round.
+    """The part of the round's result that the sender of an EXCHANGE needs: all elements; or only the changed rows (all
+    if all have changed); or only the notice that the round has ended.
     """
 
     FULL = 0
@@ -131,38 +134,39 @@ _Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msg
 class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """The header of every message.
 
-    version: of this format.
-    job: `job_number` of the job's name; messages of another job are refused.
+    version: version of this format.
+    job: `job_number` of the job's name. Messages of another job are refused.
     kind: see Kind.
-    request: its number, repeated in the answer. See `number_base`.
+    request: the request's number, repeated in the answer. See `number_base`.
     topic: of a CONTROL.
-    key, slice: of the tensor, and in it.
+    key, slice: the tensor, and the slice in it.
     root: rank of the root that owns the slice.
     offset, length: of the slice in the tensor, in elements.
     size: elements of the whole tensor.
     dtype: index in DTYPE_NAMES.
-    shard: the rank, in its party, of the only worker of each party that contributes to the key; EVERY: all do.
-    server: of a worker's EXCHANGE: the rank of the server that it is for, whichever process delivers it.
+    shard: the rank, in its party, of the only worker of each party that contributes to the key. EVERY: all contribute.
+    server: for a worker's EXCHANGE: the rank of the server that it is for, whichever process delivers it.
     row: elements in a row of the slice; 1 for dense slices.
-    rows: number of rows in the payload (`form` ROWS): their elements, followed by their uint32 numbers in the slice,
-        strictly increasing; a PULL has only these.
-    round: of this key, from 1; of a PULL the last one that the sender has begun.
-    acked: of a request: its sender has the answers to all its requests up to this one. Of a "welcome": the
+    rows: number of rows in the payload (`form` ROWS). The payload has their elements, then their uint32 numbers in the
+        slice, strictly increasing. A PULL has only the numbers.
+    round: round of this key, from 1; for a PULL, the last round that the sender has begun.
+    acked: for a request: its sender has the answers to all its requests up to this one. For a "welcome": the
         incarnation of its sender.
     contributors: ranks merged into the payload, ascending.
-    weight: the sum of their weights; 0, and no payload, from members that abstain. An EXCHANGE with a weight and no
+    weight: the sum of their weights. A member that abstains sends 0 and no payload. An EXCHANGE with a weight and no
         payload asks whether the contribution was received.
-    wide: the payload of an fp16 slice is fp32.
-    codec: of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the accepted encoding of its result.
-    follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
-    reply: of an EXCHANGE, see Reply. A RESULT with fewer than all elements is of `form` ROWS.
-    is_sum: of a RESULT: it is the sum of its round alone, not a value that rounds update.
-    asynchronous: of a RESULT: parties complete rounds separately, so the global servers may have a newer value.
+    wide: whether the payload of an fp16 slice is fp32.
+    codec: the codec of a payload of `form` ENCODED or CHANGE. In an EXCHANGE also the accepted encoding of its result.
+    follows: for an EXCHANGE: whether its sender has, or will have, the previous round's result.
+    reply: for an EXCHANGE, see Reply. A RESULT with fewer than all elements has the `form` ROWS.
+    is_sum: for a RESULT: whether it is the sum of its round alone, not a value that rounds update.
+    asynchronous: for a RESULT: whether parties complete rounds separately. Then the global servers may have a newer
+        value.
     value: version of a result.
     form, place: of the payload.
-    priority: higher goes first.
+    priority: messages with a higher priority go first.
     credit: bytes of window returned to the receiver of this message since the link exists.
-    arrived: bytes of tensors that have arrived from it; 0 within a party.
+    arrived: bytes of tensors that have arrived from the receiver; 0 within a party.
     hyper: hyper-parameters of the optimizer that apply from this round on.
     """
 
@@ -233,7 +237,7 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
 
 
 _KINDS = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,)}
-"""The kinds of messages of these forms; those of other forms may be of any kind."""
+"""The kinds of messages of these forms. Messages of other forms may be of any kind."""
 _NO_ROWS = (Kind.PUSH, Kind.CONTROL, Kind.PART)
 
 
@@ -270,7 +274,7 @@ def decode_body(data: memoryview | bytes, limit: int = MAX_CONTROL) -> dict[str,
 
 
 def number_base(incarnation: int) -> int:
-    """The number before the first one that a process gives in this life, so that no two lives have the same."""
+    """The number before the first number of a process in this life. No two lives have a number in common."""
     return incarnation << 36
 
 

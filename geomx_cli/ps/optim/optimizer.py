@@ -3,8 +3,9 @@
 An optimizer keeps nothing of a slice itself. Its arrays belong to the slice, or to the worker that updates one vector:
 
 step: the number of updates, int64 of shape (1,).
-master: of fp16 weights, the fp32 weights.
-mean, momentum, ...: the rule's own, flat and in the working dtype. One of a single member ends in its rank: "backup.1".
+master: for fp16 weights, the fp32 weights.
+mean, momentum, ...: the rule's own arrays, flat and in the working dtype. The name of an array for a single member ends
+    in the member's rank: "backup.1".
 """
 
 import bisect
@@ -34,7 +35,7 @@ __all__ = [
 # concatenated.
 
 PIECE = 2 * 2**20
-"""Bytes in a piece: a long one would keep whatever else two processes say waiting."""
+"""Bytes in a piece. A longer piece would delay all other messages between the two processes."""
 
 _DTYPES = ("<i8", "<f4", "<f8")
 _PREFIX = 8
@@ -84,7 +85,7 @@ def digest(run: bytes | bytearray) -> str:
 
 
 def deserialize(run: bytes | bytearray, most: int | None = None) -> dict[str, Array]:
-    """The arrays of a whole archive, sharing its memory. Raises InvalidSettings if it is malformed, or of more than
+    """The arrays of a whole archive, sharing its memory. Raises InvalidSettings if it is malformed, or has more than
     `most` arrays.
     """
     end = _PREFIX + int.from_bytes(run[:_PREFIX], "little")
@@ -128,7 +129,7 @@ def add_decay(g: Array, old: Array, wd: float, temp: Array) -> None:
 
 
 def rest(rate: float, like: Array) -> float:
-    """1 - rate with the rate rounded to the working dtype, as in MXNet: 1 - 0.999 becomes 4.7e-5 larger."""
+    """1 - rate, with the rate rounded to the working dtype, as in MXNet. So 1 - 0.999 becomes 4.7e-5 larger."""
     return 1.0 - float(like.dtype.type(rate))
 
 
@@ -183,9 +184,9 @@ class Optimizer(ABC):
     by_member: arrays that a slice has once for each member that has contributed.
     seen: arrays in `by_member` that hold the weights last sent to the member.
 
-    Arithmetic is element by element, in fp32 for fp16 and fp32 weights, fp64 for fp64, so the way a tensor is cut into
-    slices changes no bit. Infinite and NaN gradients pass silently. Not thread-safe. A call that raises InvalidSettings
-    has changed nothing.
+    Arithmetic is element by element, in fp32 for fp16 and fp32 weights, and in fp64 for fp64 weights. So the bits do
+    not depend on how a tensor is cut into slices. Infinite and NaN gradients pass silently. Not thread-safe. A call
+    that raises InvalidSettings has changed nothing.
     """
 
     name: ClassVar[str]
@@ -205,8 +206,8 @@ class Optimizer(ABC):
 
     @property
     def params(self) -> dict[str, Value]:
-        """All hyper-parameters of the latest update, including defaults; `create(name, params)` makes an optimizer with
-        them. If a schedule gives the learning rate, this has the one that was set.
+        """All hyper-parameters of the latest update, including defaults. `create(name, params)` makes an optimizer with
+        them. If a schedule gives the learning rate, they contain the set learning rate.
         """
         return dict(self._params)
 
@@ -222,8 +223,8 @@ class Optimizer(ABC):
     def tune(self, hyper: Mapping[str, Value]) -> None:
         """Override the set hyper-parameters for the next updates, until the next `tune` or `set`.
 
-        May include the tensor's own `lr_mult` and `wd_mult`, otherwise 1; a `learning_rate` overrides the schedule.
-        Raises InvalidSettings as `set` does.
+        They may include the tensor's own `lr_mult` and `wd_mult`, which are otherwise 1. A `learning_rate` overrides
+        the schedule. Raises the same errors as `set`.
         """
         own = checked(self.name, hyper, {**self.fields, **MULTIPLIERS})
         self._multipliers = (float(own.pop("lr_mult", 1.0)), float(own.pop("wd_mult", 1.0)))
@@ -233,8 +234,9 @@ class Optimizer(ABC):
     def update(self, state: Arrays, weight: Array, grad: Array, *, member: int = 0) -> Array:
         """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
 
-        state: the optimizer's arrays of this slice, empty before its first update; they are changed in place. An fp16
-        slice continues from its `master`, not from `weight`: after setting a weight by other means, clear the state.
+        state: the optimizer's arrays of this slice, empty before its first update. They are changed in place. An fp16
+            slice continues from its `master`, not from `weight`. After setting a weight by other means, clear the
+            state.
         grad: has the weight's shape and any of the three dtypes. Neither is written to.
         member: the rank of the party (in a flat plane: worker) that contributed `grad`; 0 if it is the sum of all.
         """
@@ -294,11 +296,11 @@ class Optimizer(ABC):
         self, state: Arrays, member: int, weight: Array, rows: tuple[int, Array] | None = None,
         decoded: Array | None = None,
     ) -> None:  # fmt: skip
-        """Record that this member received the slice's present weight, which is newer than the one after its own last
-        update, or that it pulled before its first update.
+        """Record that this member received the slice's present weight. It is newer than the weight after the member's
+        own last update, or the member pulled before its first update.
 
         rows: the elements in a row and the received rows' numbers, if these are not all.
-        decoded: what it received in place of the weight, if a codec has changed that.
+        decoded: the values that it received in place of the weight, if a codec has changed them.
         """
         if not state or not self.seen:  # before the slice's first update there is only one weight
             return
@@ -356,7 +358,7 @@ class Optimizer(ABC):
         return np.zeros_like(weight)
 
     def _ready(self, state: Arrays, weight: Array, member: int) -> list[Array]:
-        """The arrays that this update needs. All of the state is started, or checked to be of such a weight."""
+        """The arrays that this update needs. Starts the whole state, or checks that it belongs to such a weight."""
         work = WORK[weight.dtype]
         if not state:
             state["step"] = np.zeros(1, np.int64)
@@ -393,7 +395,7 @@ class Optimizer(ABC):
         return slices
 
     def _check(self, where: tuple[int, int], state: Arrays) -> None:
-        """Raise InvalidSettings unless these arrays are a whole state of such an optimizer."""
+        """Raise InvalidSettings unless these arrays are the whole state of such an optimizer."""
         arrays = {name: array for name, array in state.items() if name != "step"}
         step = state.get("step")
         good = step is not None and step.shape == (1,) and step.dtype.kind == "i" and step[0] >= 0
@@ -416,7 +418,7 @@ def _exact(state: Arrays, weight: Array) -> Array:
 
 @dataclass(slots=True)
 class LocalOptimizer:
-    """An optimizer of a worker that updates one vector, with the vector's arrays. It gives the same bits as servers."""
+    """A worker's optimizer that updates one vector, with the vector's arrays. It gives the same bits as servers."""
 
     optimizer: Optimizer
     state: Arrays = field(default_factory=dict)

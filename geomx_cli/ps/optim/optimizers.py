@@ -1,10 +1,10 @@
 """Optimizers that a root server runs on slices.
 
 An optimizer is sent as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are those of
-`mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains identically whether
-servers or workers update; `adamw` and `torch-sgd` are those of `torch.optim`. In the formulas w is the weight, g the
-gradient times `rescale_grad`, lr and wd the learning rate and weight decay times the multipliers, and t counts the
-updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
+`mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations. So a script trains identically whether servers
+or workers update. `adamw` and `torch-sgd` follow `torch.optim`. In the formulas w is the weight, and g is the gradient
+times `rescale_grad`. lr and wd are the learning rate and weight decay times the multipliers. t counts the updates of
+the slice. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
 """
 
 import math
@@ -34,7 +34,7 @@ __all__ = ["Dcasgd", "DcasgdAdaptive", "DcasgdMxnet", "Optimizer", "SUPPORTED", 
 # Optimizers that compensate for delayed gradients: DC-ASGD (Zheng et al., ICML 2017, arXiv:1609.08326). A gradient
 # computed at older weights b is corrected for the present ones, w, by the first term of its Taylor series, whose
 # Hessian is approximated by the gradient's own square: g(w) ~ g(b) + lamda g(b)² (w - b), element by element. In the
-# formulas g is already limited to ±`clip_gradient`; the other letters are those of `optimizers.py`.
+# formulas g is already limited to ±`clip_gradient`; the other letters have the meaning above.
 
 _EPSILON = 1e-7
 
@@ -42,7 +42,7 @@ _EPSILON = 1e-7
 class _Compensated(Optimizer):
     """The rule of the subclasses: m <- momentum m - lr (g + wd w + lamda g² d), and m is added to w.
 
-    As for `sgd`, the slot has one m, whichever member contributes.
+    As for `sgd`, the slice has one m, whichever member contributes.
     """
 
     occasional = ("momentum",)
@@ -69,10 +69,10 @@ class _Compensated(Optimizer):
 class Dcasgd(_Compensated):
     """DC-ASGD with constant lamda ("-c"): d = w - b, where b is the weight last sent to the contributing member.
 
-    That is the weight after the member's previous update, or a newer one that it has pulled since (see `given`), and
-    for a member that pulled only before the slot's first update the weight before that. So a server keeps one copy of
-    the weights per member plus one. With a single member and no codec, d is 0 and this is `sgd`; a codec that loses
-    something of a weight on the way also makes b differ.
+    That is the weight after the member's previous update, or a newer one that it has pulled since (see `given`). If a
+    member pulled only before the slice's first update, it is the weight before that update. So a server keeps one copy
+    of the weights for each member, plus one. With a single member and no codec, d is 0 and this is `sgd`. If a codec
+    changes a weight on the way, b differs too.
     """
 
     name = "dcasgd"
@@ -98,7 +98,7 @@ class DcasgdAdaptive(Dcasgd):
     """DC-ASGD with adaptive lamda ("-a"): d = (w - b) / sqrt(s + 1e-7), where s <- decay s + (1 - decay) g² first.
 
     Each member has its own s, as in the authors' code. b is the same as in `dcasgd`. The defaults of lamda and decay
-    are theirs for CIFAR-10.
+    are the authors' values for CIFAR-10.
     """
 
     name = "dcasgd-a"
@@ -119,10 +119,10 @@ class DcasgdAdaptive(Dcasgd):
 
 
 class DcasgdMxnet(_Compensated):
-    """MXNet's DCASGD: d is the change made by the slot's last update, whichever member contributed; 0 at the first.
+    """MXNet's DCASGD: d is the change made by the slice's last update, whichever member contributed; 0 at the first.
 
-    It is a poor measure of a contribution's delay. MXNet's own raises an error for a momentum other than 0 (it takes
-    the truth value of an array); here momentum works.
+    It is a poor measure of a contribution's delay. MXNet's own DCASGD raises an error for a momentum other than 0,
+    because it takes the truth value of an array. Here momentum works.
     """
 
     name = "dcasgd-mxnet"

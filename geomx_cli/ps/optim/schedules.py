@@ -1,8 +1,8 @@
-"""Learning-rate schedules that a root follows by the number of updates: those of `mxnet.lr_scheduler` 1.9.1.
+"""Learning-rate schedules of `mxnet.lr_scheduler` 1.9.1, which a root follows by the number of updates.
 
-A schedule is sent as its name and numbers, never as code: MXNet's attributes under MXNet's names, with their values at
-the time of sending. MXNet's schedulers are stateful; here the rate is a function of the number of updates alone, since
-slices may be at different numbers. The results are bit-identical if updates are counted from 1.
+A schedule is sent as its name and numbers, never as code. They are MXNet's attributes under MXNet's names, with their
+values at the time of sending. MXNet's schedulers are stateful. Here the rate is a function of the number of updates
+alone, because slices may be at different numbers. The results are bit-identical if updates are counted from 1.
 """
 
 import math
@@ -37,7 +37,7 @@ class Field:
     optional: bool = False
 
     def check(self, name: str, value: Value | None) -> float | bool:
-        """The value as float or bool. Raises InvalidSettings, naming `name`, for a wrong type or range."""
+        """The value as float or bool. Raises InvalidSettings that names `name` for a wrong type or range."""
         if isinstance(self.default, bool):
             if isinstance(value, bool):
                 return value
@@ -74,14 +74,14 @@ def rate_field(default: float) -> Field:
 
 
 MULTIPLIERS: Mapping[str, Field] = MappingProxyType({"lr_mult": Field(1.0), "wd_mult": Field(1.0)})
-"""What a tensor may have of its own: factors of the learning rate and of the weight decay."""
+"""The hyper-parameters that a tensor may have of its own: factors of the learning rate and of the weight decay."""
 
 
 def checked(
     owner: str, params: Mapping[str, Value | None], fields: Mapping[str, Field]
 ) -> dict[str, float | bool]:
-    """`params` as floats and bools. Raises InvalidSettings, naming their owner, for a name that is not in `fields` and
-    for a wrong type or range.
+    """`params` as floats and bools. Raises InvalidSettings that names their owner for a name that is not in `fields`,
+    and for a wrong type or range.
     """
     found = {}
     for name, value in params.items():
@@ -93,7 +93,7 @@ def checked(
 
 
 MAX_STEPS = 4096
-"""Steps that a `multifactor` may have."""
+"""Limit on the steps of a `multifactor`."""
 _MAX_REDUCTIONS = 2**20
 
 
@@ -122,7 +122,7 @@ class Schedule(ABC):
         self._params = {key: field.check(f"{key} of {what}", params[key]) for key, field in self.fields.items()}
 
     def rate(self, update: int) -> float:
-        """The learning rate of a slot's update number `update`, counted from 1."""
+        """The learning rate of a slice's update number `update`, counted from 1."""
         p = self._params
         if update >= p["warmup_steps"]:
             return self._after_warmup(update)
@@ -239,5 +239,5 @@ def create(name: str, params: Mapping[str, Any]) -> Schedule:
 
 
 def optional(given: tuple[str, Mapping[str, Any]] | None) -> Schedule | None:
-    """The schedule of this name and numbers; None for None. Raises as `create`."""
+    """The schedule of this name and numbers; None for None. Raises the same errors as `create`."""
     return None if given is None else create(*given)

@@ -1,5 +1,5 @@
-"""Front ends: each connects geomx to a training framework. They are the subpackages, named like the module that scripts
-import; importing one loads neither the framework nor numpy.
+"""Front ends: each connects geomx to a training framework. They are the subpackages, each with the name of the module
+that scripts import. Importing a front end loads neither the framework nor numpy.
 """
 
 import importlib
@@ -24,7 +24,7 @@ class Frontend(Protocol):
     def network(self, name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":
         """Return one of its networks (contract/frontends.py), or a user's own if supported, with its ModelAdapter.
 
-        sizes: layers and their width, for gpt.
+        sizes: number of layers, and their width, for gpt.
 
         Raises InvalidSettings if the framework is missing, and for image shapes that the network does not support.
         """
@@ -37,14 +37,14 @@ class ScriptFrontend(Frontend, Protocol):
         """Prepare the process for importing the framework."""
 
     def attach(self, module: Any, session: "ScriptSession") -> None:
-        """Hook a module in HOOKED, which a script is importing or has imported; `session` connects at its first use."""
+        """Hook a module in HOOKED, which a script imports or has imported. `session` connects at its first use."""
 
 
 class ScriptSession(Protocol):
     """The script's membership of the job.
 
-    store: set by the front end when it has created one.
-    recovery: what an earlier life of this worker has saved; None before `connect`.
+    store: the front end sets it when it has created a store.
+    recovery: the state that an earlier life of this worker has saved; None before `connect`.
     """
 
     store: "ScriptStore | None"
@@ -52,7 +52,7 @@ class ScriptSession(Protocol):
 
     @property
     def num_all_workers(self) -> int:
-        """Number of training workers of the job, also before `connect`; 0 if that is unknown then."""
+        """Number of training workers of the job, also before `connect`; 0 if it is then unknown."""
 
     def attach(self) -> None:
         """Leave the job when the script ends. Idempotent."""
@@ -64,8 +64,9 @@ class ScriptSession(Protocol):
         """Report that the script has failed. Idempotent."""
 
     def warn(self, message: str, *, affects_result: bool = False) -> None:
-        """Write a warning to the event log and to stderr; also before `connect`. affects_result: see
-        WarningRaised.
+        """Write a warning to the event log and to stderr, also before `connect`.
+
+        affects_result: see WarningRaised.
         """
 
 
@@ -75,7 +76,7 @@ def find(name: str) -> Frontend:
 
 
 def of_module(module: str) -> ScriptFrontend | None:
-    """Return the front end that hooks this module of a framework; None if none does."""
+    """Return the front end that hooks this module of a framework; None if none hooks it."""
     return cast(ScriptFrontend, find(HOOKED[module])) if module in HOOKED else None
 
 

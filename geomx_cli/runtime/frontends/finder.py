@@ -22,14 +22,16 @@ _prepared = False
 
 
 def install() -> None:
-    """Install the import hook: frameworks get our store when they are imported, PyTorch also afterwards. Idempotent."""
+    """Install the import hook. Frameworks get geomx's store when they are imported, PyTorch also afterwards.
+    Idempotent.
+    """
     global _prepared  # noqa: PLW0603  # one for each process
     if _prepared:
         return
     _prepared = True
     sys.meta_path.insert(0, _Finder())
     for name in HOOKED:
-        if name != "mxnet" and name in sys.modules:  # MXNet may not be prepared as it has to be
+        if name != "mxnet" and name in sys.modules:  # MXNet may not be prepared as required
             _attach(name, sys.modules[name])
 
 
@@ -60,7 +62,7 @@ class _Finder:
         frontend = frontends.of_module(fullname)
         if frontend is None:
             return None
-        # If our own folder is on the path, as for a script located there, geomx_cli/mxnet.py is not MXNet.
+        # If the folder of geomx_cli is on the path, as for a script located there, geomx_cli/mxnet.py is not MXNet.
         places = path or [place for place in sys.path if os.path.realpath(place) != _PACKAGE]
         spec = PathFinder.find_spec(fullname, places, target)
         if spec is not None and spec.loader is not None:
@@ -69,7 +71,7 @@ class _Finder:
 
 
 class _Loader:
-    """Not an importlib.abc.Loader: importing that would take longer than everything else here."""
+    """Not an importlib.abc.Loader, because importing that would take longer than everything else here."""
 
     def __init__(self, loader: Any, frontend: "ScriptFrontend") -> None:
         self._loader = loader

@@ -13,8 +13,8 @@ __all__ = ["attach", "network", "prepare_import"]
 def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":
     """See Frontend.network. All but cnn and cnn-bn import MXNet.
 
-    MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that maps such images to
-    logits.
+    MODULE:FUNCTION is called with the number of classes. It returns a gluon HybridBlock that maps images of this shape
+    to logits.
     """
     from geomx_cli.runtime.frontends.mxnet import gluon_networks
 
@@ -29,7 +29,7 @@ def prepare_import() -> None:
 
 
 def attach(module: Any, session: "ScriptSession") -> None:
-    """Make `mx.kv.create` return our store; see ScriptFrontend.attach."""
+    """Make `mx.kv.create` return geomx's store; see ScriptFrontend.attach."""
     from geomx_cli.runtime.frontends.mxnet import registration
 
     registration.register(module, session)

@@ -1,4 +1,4 @@
-"""Conversion of MXNet arrays for transfer, dense or row-sparse: checks, sums over devices, and a buffer per key.
+"""Conversion of MXNet arrays for transfer, dense or row-sparse: checks, sums over devices, and a buffer for each key.
 
 Row-sparse arrays are sent as their stored rows; the servers hold every row.
 """
@@ -22,9 +22,9 @@ from geomx_cli.runtime.script.store import row_size
 __all__ = ["Arrays", "Completion", "Engine"]
 
 # Asynchronous operations in MXNet's dependency engine, implemented in Python. The engine starts an operation when the
-# arrays that it reads and writes are available; the operation ends when its completion is called, at any later time
-# from any thread. So pending pulls hold no engine thread, and a reader of an array waits for just that array. This
-# module does not import the framework: it is passed `mxnet`.
+# arrays that it reads and writes are available. The operation ends when its completion is called, at any later time
+# from any thread. So pending pulls hold no engine thread, and a reader of an array waits only for that array. This
+# module does not import the framework: its functions get `mxnet` as an argument.
 
 _ERROR_BYTES = 64
 _RETURN = 10.0  # seconds for an MXNet thread to return from a finished operation
@@ -51,8 +51,8 @@ class Completion:
 
 
 class Engine:
-    """Queues operations, by `native`. `error` is the first failure of any of them; MXNet also raises it from waiting
-    calls.
+    """Queues operations, by `native`. `error` is the first failure of any of them. MXNet also raises it from calls that
+    wait.
 
     A failed operation completes like any other, so waits do not hang. The engine cannot fork while an operation needs
     Python, so all operations are awaited before a fork. A forked child must not queue operations.
@@ -79,7 +79,7 @@ class Engine:
         priority: int,
         name: str,
     ) -> None:
-        """Have the engine call `work` when the arrays are available; `work` must not block. All arrays are on the CPU.
+        """Make the engine call `work` when the arrays are available. `work` must not block. All arrays are on the CPU.
 
         An exception from `work` fails the operation. No array may occur twice or share memory with another.
         """
@@ -111,7 +111,7 @@ class Engine:
     def wait_for_operations(self) -> None:
         """Wait for all queued operations, and until no MXNet thread needs Python on our behalf.
 
-        Raises MXNetError as `mx.nd.waitall` does.
+        Raises MXNetError in the same cases as `mx.nd.waitall`.
         """
         known = list(self._operations)
         try:
@@ -167,7 +167,8 @@ class Arrays:
         self._orders: dict[str, Any] = {}
 
     def values(self, arrays: Iterable[Any]) -> list[ArrayInfo]:
-        """Return the ArrayInfo of each array; for an array of `mx.np`, of the NDArray with the same memory.
+        """Return the ArrayInfo of each array. For an array of `mx.np`, the ArrayInfo of the NDArray with the same
+        memory.
 
         Raises InvalidSettings for unsupported arrays.
         """
@@ -224,7 +225,8 @@ class Arrays:
         return self._orders[name]
 
     def holds(self, name: str, value: ArrayInfo) -> bool:
-        """Return whether the array's memory can hold a value of the key as transferred: dense, on the CPU, same dtype.
+        """Return whether the array's memory can hold a value of the key as transferred: dense, on the CPU, of the same
+        dtype.
 
         If so, an operation queued next can `view` it.
         """
@@ -244,7 +246,7 @@ class Arrays:
         self.sum(values).copyto(_shaped(buffer.array, values[0]))
 
     def deliver(self, source: Any, outs: Iterable[ArrayInfo]) -> None:
-        """Copy a result to all of `outs`; a row-sparse one gets all nonzero rows."""
+        """Copy a result to all of `outs`. A row-sparse array gets all rows that are not zero."""
         for out in outs:
             result = _shaped(source, out)
             (result.tostype("row_sparse") if out.is_sparse else result).copyto(out.array)
@@ -269,7 +271,7 @@ class Arrays:
         return _shaped(source, out).take(self._mx.nd.array(numbers, self._mx.cpu(), np.int64))
 
     def deliver_rows(self, numbers: Array, values: Any, out: ArrayInfo) -> None:
-        """Set the row-sparse `out` to exactly the rows `numbers` with `values`, None for no rows. Waits for them."""
+        """Set the row-sparse `out` to exactly the rows `numbers` with `values` (None for no rows). Waits for them."""
         sparse = self._mx.nd.sparse
         if values is None:
             sparse.zeros("row_sparse", out.shape, self._mx.cpu(), out.dtype).copyto(out.array)

@@ -1,10 +1,10 @@
 """The rounds of each key, as operations in MXNet's engine.
 
-The engine keeps the operations of a key in call order. `push` queues an operation that sends the value's own memory and
-completes with the round's result; `pull` queues one that copies the result to `out`. Both return at once; a reader of
-`out` or a writer to the value waits for that array only, and a key's next push waits, in the engine, for the last one
-to complete, so memory use is bounded even for scripts that never wait. Values on several devices, or with another
-layout or dtype, go through a buffer of the key.
+The engine keeps the operations of a key in call order. `push` queues an operation that sends the value's own memory,
+and completes with the round's result. `pull` queues an operation that copies the result to `out`. Both return at once.
+A reader of `out`, or a writer to the value, waits only for that array. A key's next push waits, in the engine, until
+the last one completes, so memory use is bounded even for scripts that never wait. Values on several devices, or with
+another layout or dtype, go through a buffer of the key.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ __all__ = ["Exchanges"]
 
 @dataclass(slots=True)
 class _Push:
-    """The last push of a key: whether it is complete, and whether its result is the new value, which is kept in memory
-    until pulled once.
+    """The last push of a key: whether it is complete, and whether its result is the new value. The result is kept in
+    memory until pulled once.
     """
 
     brings: bool = False
@@ -42,8 +42,9 @@ class Exchanges:
     """For the training thread. Callers have checked keys and values.
 
     rounds: pushes of all keys so far.
-    before_round: gets the name of a key of which a round is about to begin.
-    on_older: gets the name of a key whose last result an earlier life of this worker had, and that is pulled again.
+    before_round: receives the name of a key of which a round is about to begin.
+    on_older: receives the name of a key that is pulled again, and whose last result only an earlier life of this worker
+        had.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Exchanges:
         self._exchange(name, lambda: begin(source=view(source)), priority, _Push(brings=True), reads=[source.array])
 
     def _source(self, name: str, values: list[ArrayInfo]) -> ArrayInfo:
-        """Return the array to send: the value itself if possible, else the key's buffer."""
+        """Return the array to send: the value itself if possible, otherwise the key's buffer."""
         if len(values) == 1 and self._arrays.holds(name, values[0]):
             return values[0]
         buffer = self._arrays.buffer(name)
@@ -94,7 +95,9 @@ class Exchanges:
         self, name: str, begin: Callable[[], PendingExchange], priority: int, push: _Push,
         *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """Queue a round of a key that may have one in flight; until then the value stays in the script's own arrays."""
+        """Queue a round of a key, which may have a round in flight. Until then the value stays in the script's own
+        arrays.
+        """
         self.before_round(name)
         self.rounds += 1
         self._older.discard(name)
@@ -115,7 +118,7 @@ class Exchanges:
             updates.apply(name, self._fetch(name, priority))
 
     def pull(self, key: Key, outs: list[ArrayInfo], priority: int) -> None:
-        """Write the result of the key's last round, or else the servers' value, to all of `outs`."""
+        """Write the result of the key's last round to all of `outs`. Without a round, write the servers' value."""
         name, updates, is_here = str(key), self._script_optimizer.updates, self._is_here(str(key))
         # Fetch from the servers only once: for several arrays, to the buffer.
         may_hold = updates is None and (len(outs) == 1 or is_here)
@@ -136,7 +139,7 @@ class Exchanges:
             self._fetch(name).reshape(flat.shape).copyto(flat)
 
     def _value(self, name: str, priority: int) -> Any:
-        """Return the array for the result of a pull: the weight if the optimizer runs here, else the buffer."""
+        """Return the array for the result of a pull: the weight if the optimizer runs here, otherwise the buffer."""
         updates = self._script_optimizer.updates
         return self._fetch(name, priority) if updates is None else updates.weights[name]
 
@@ -174,7 +177,7 @@ class Exchanges:
             self._pushes[name].brings = False
 
     def state(self) -> State:
-        """Return what is kept between rounds, all of which are over: results that were not pulled yet."""
+        """Return the results that were not pulled yet. Call it between rounds, when all rounds are over."""
         results: dict[str, Array] = {}
         for name, push in self._pushes.items():
             if push.brings:
@@ -200,7 +203,7 @@ class Exchanges:
         return last is not None and last.brings and not (last.over and self._store.asynchronous)
 
     def fetch_rows(self, key: Key, out: ArrayInfo, numbers: Array, priority: int) -> Any:
-        """Return an array for these rows of a pull's result, with the row shape of `out`; None: no rows."""
+        """Return an array for these rows of a pull's result, with the row shape of `out`. None for no rows."""
         if not len(numbers):
             return None
         name = str(key)

@@ -66,7 +66,7 @@ class GluonModel(ModelAdapter):
         self.statistics: dict[str, Any] = dict(zip(names, running, strict=True))
 
     def warm_up(self, samples: int) -> None:
-        """Run both passes once on a batch of zeros, before the weights arrive: MXNet builds its kernels at first use,
+        """Run both passes once on a batch of zeros, before the weights arrive. MXNet builds its kernels at first use,
         which takes longer than many steps.
         """
         before = self.read_statistics()
@@ -105,8 +105,8 @@ class GluonModel(ModelAdapter):
             start += weight.size
 
     def write_weights(self, vector: Floats) -> None:
-        """Set all weights. They are copied to MXNet in one piece: one copy per tensor would take longer than the step
-        that produced them.
+        """Set all weights. They are copied to MXNet in one piece, because one copy for each tensor would take longer
+        than the step that produced them.
         """
         staged, parts = self._staging
         staged._sync_copyfrom(vector)
@@ -128,7 +128,9 @@ class GluonModel(ModelAdapter):
         self._mx.nd.array(value.reshape(target.shape)).copyto(target)
 
     def write_late(self, index: int, result: "PendingExchange") -> None:
-        """See ModelWeights: the engine writes the weights when the result has come, and starts what reads them then."""
+        """See ModelWeights: when the result has arrived, the engine writes the weights, and starts operations that read
+        them.
+        """
         target, native = self.weights[index], self._engine.native
         if index not in self._late:  # arrays that no kernel reads keep MXNet's own layout
             self._late[index] = native.value(self._mx.nd.empty(target.shape, self._mx.cpu()))

@@ -1,4 +1,4 @@
-"""Networks that are gluon blocks: the small `cnn` and `cnn-bn`, those of the model zoo, and a user's own."""
+"""Networks that are gluon blocks: the small `cnn` and `cnn-bn`, networks of the model zoo, and a user's own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,9 +45,10 @@ def network(name: str, shape: Shape, classes: int) -> Network:
 
 
 def _zoo_network(zoo: _Zoo, shape: Shape, classes: int) -> Network:
-    """Return one of mxnet.gluon.model_zoo.vision; images are resized to `zoo.size` x `zoo.size`, unless that is 0.
+    """Return a network of mxnet.gluon.model_zoo.vision. Images are resized to `zoo.size` x `zoo.size`, unless that is
+    0.
 
-    The first layers are those for ImageNet: ResNets begin with a 7 x 7 convolution and pooling.
+    The first layers are the layers for ImageNet: ResNets begin with a 7 x 7 convolution and pooling.
     """
 
     def make(mx: Any) -> Any:
@@ -93,7 +94,7 @@ def _build(network: Network, make: Callable[[Any], Any], name: str) -> GluonMode
 def _built(
     mx: Any, make: Callable[[Any], Any], shape: Shape, classes: int, size: tuple[int, int], name: str
 ) -> tuple[Any, Any]:
-    """Return the block that takes images of `shape`, and the network within it; the shapes of all tensors are known."""
+    """Return the block that takes images of `shape`, and the network within it. The shapes of all tensors are known."""
     body = make(mx)
     block = body if size == shape[1:] else _resizing(mx, body, size)
     block.initialize(mx.init.Zero(), force_reinit=True)
@@ -111,7 +112,7 @@ def _built(
 
 
 def _resizing(mx: Any, body: Any, size: tuple[int, int]) -> Any:
-    """Return `body` behind bilinear upscaling: doing it on the device is cheaper than transferring larger batches."""
+    """Return `body` behind bilinear upscaling. To resize on the device is cheaper than to transfer larger batches."""
 
     class Resizing(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet has no types
         def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The place in a pass over an NDArrayIter, which shuffles its data from its last order on.
+"""The place in a pass over an NDArrayIter. Such an iterator shuffles its data again from its last order.
 
-Another process, whose iterator has another order, comes to the same one: each iterator's order is noted when it
-shuffles.
+The iterator of another process has another order. To let it return to the same order, each iterator's order is noted
+when it shuffles.
 """
 
 import functools
@@ -19,13 +19,15 @@ from geomx_cli.runtime.training.worker_algorithm import State
 __all__ = ["IteratorPlace", "check_iterator", "observe_shuffles"]
 
 _ORDER = "_geomx_order"
-"""The attribute of an iterator that has the numbers of its samples, as the script gave them, in their present order."""
+"""The attribute of an iterator that has the numbers of its samples, in their present order. The script's order is 0, 1,
+...
+"""
 _CACHED = ("_cache_data", "_cache_label")
-"""What is left of the last pass, and belongs to the first batch of the next one."""
+"""The attributes with the rest of the last pass, which belongs to the first batch of the next pass."""
 
 
 def observe_shuffles(kind: Any) -> None:
-    """Have iterators of this class note their order. Idempotent."""
+    """Make iterators of this class note their order. Idempotent."""
     shuffle = kind._shuffle_data
     if hasattr(shuffle, "__wrapped__"):
         return
@@ -40,8 +42,8 @@ def observe_shuffles(kind: Any) -> None:
 
 
 def check_iterator(iterator: Any) -> None:
-    """Raise InvalidSettings for an iterator that reads another, shuffling iterator: it may have read ahead of the
-    script.
+    """Raise InvalidSettings for an iterator that reads another, shuffling iterator. That one may have read further than
+    the script.
     """
     inner = [*getattr(iterator, "iters", ()), *filter(None, [getattr(iterator, "data_iter", None)])]
     for each in inner:
@@ -52,7 +54,7 @@ def check_iterator(iterator: Any) -> None:
 
 
 class IteratorPlace(Place):
-    """Of an NDArrayIter. Nothing is read to return to it."""
+    """The place in an NDArrayIter. It reads nothing to return to the place."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -61,7 +63,7 @@ class IteratorPlace(Place):
         return iter(self._iterator)
 
     def advance(self) -> None:
-        """See Place; the iterator knows."""
+        """See Place. The iterator itself knows the position."""
 
     def state(self) -> State:
         iterator = self._iterator
@@ -83,7 +85,7 @@ class IteratorPlace(Place):
             iterator.idx = state.arrays["shuffled"].astype(np.int64)
 
     def _reorder(self, order: Any) -> None:
-        """Give the samples this order."""
+        """Put the samples in this order."""
         iterator = self._iterator
         present = vars(iterator)[_ORDER]
         if len(present) != len(order):

@@ -55,7 +55,7 @@ class KVStore(BaseStore):
     Call the store from the training thread, and never in a forked child. Errors are MXNetErrors. When the job fails,
     every pending operation completes, MXNet raises the error from waiting calls, and each later call raises it again.
 
-    kept: what a script's state saves of it.
+    kept: the part of the store's state that a script's state saves.
     """
 
     def __init__(self, mx: Any, client: "Client", kind: str, recovery: WorkerState) -> None:
@@ -97,13 +97,13 @@ class KVStore(BaseStore):
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
-        """Contribute to the keys' next round; returns at once. `value` is not modified; writes to it wait, in MXNet's
+        """Contribute to the keys' next round. Returns at once. `value` is not modified. Writes to it wait, in MXNet's
         engine, until the round is over.
 
-        Only the rows of a row-sparse value are sent. The call then blocks until they are computed and the key's last
-        round is over. `weight`: the contribution's weight in algorithms that average. The servers divide sums by the
-        total weight, and never multiply values by a weight. Raises SystemExit in a master worker that does not train;
-        see Store.begin_training.
+        weight: the contribution's weight in algorithms that average. The servers divide sums by the total weight, and
+            never multiply values by a weight. Only the rows of a row-sparse value are sent. The call then blocks until
+            they are computed and the key's last round is over. Raises SystemExit in a master worker that does not
+            train; see Store.begin_training.
         """
         checked = self._checked(key, value)
         self._store.begin_training()
@@ -114,7 +114,7 @@ class KVStore(BaseStore):
 
     @_guarded
     def abstain(self, key: Any, priority: int = 0) -> None:
-        """Take part in the keys' next round with weight 0; returns at once, and `pull` gives the result.
+        """Take part in the keys' next round with weight 0. Returns at once. `pull` then gives the result.
 
         For a worker that has run out of data while others train: it stays in step without affecting results.
         """
@@ -126,9 +126,9 @@ class KVStore(BaseStore):
 
     @_guarded
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Write the result of the latest push of each key to `out`; returns at once.
+        """Write the result of the latest push of each key to `out`. Returns at once.
 
-        Without a push it writes the servers' value. With `ignore_sparse` row-sparse arrays stay unchanged; see
+        Without a push it writes the servers' value. With `ignore_sparse`, row-sparse arrays stay unchanged; see
         `row_sparse_pull`. If an array's dtype differs from the key's, values are converted, as in MXNet. Pushed values
         must have the key's dtype.
         """
@@ -184,11 +184,11 @@ class KVStore(BaseStore):
 
     @_guarded
     def set_optimizer(self, optimizer: Any) -> None:
-        """Have the global servers update the weights; waits for their acknowledgement.
+        """Let the global servers update the weights. Waits until they acknowledge this.
 
         Each push of this process reads learning rate, rescale_grad, multipliers and the other hyper-parameters again,
         and a schedule advances with these pushes. For a master worker that does not train, the servers advance one of
-        MXNet's schedules by the number of updates. If the servers cannot run an optimizer, the workers run it, and all
+        MXNet's schedules by the number of updates. If the servers cannot run an optimizer, the workers run it. Then all
         of them must set it. If another optimizer is set later, it takes effect with the next push, without state; see
         RemoteOptimizer.set.
         """
@@ -255,11 +255,11 @@ class KVStore(BaseStore):
 
     @_guarded
     def load_optimizer_states(self, fname: str) -> None:
-        """Restore the state of the servers' optimizer, which must be set already, from a file of
-        `save_optimizer_states`.
+        """Restore the state of the servers' optimizer from a file of `save_optimizer_states`. The optimizer must be set
+        already.
 
         With the same weights training continues bit for bit, whatever the number of servers. Call it on one training
-        worker, or on all before the same round; if the optimizer runs on the workers, on all of them.
+        worker, or on all before the same round. If the optimizer runs on the workers, call it on all of them.
         """
         self._engine.wait_for_operations()
         self._script_optimizer.load(Path(fname))
@@ -300,5 +300,5 @@ class KVStore(BaseStore):
 
 
 def _only(item: Any) -> Any:
-    """Return the item of a list of one; anything else unchanged."""
+    """Return the item of a list that has one item. Return any other object unchanged."""
     return item[0] if isinstance(item, (list, tuple)) and len(item) == 1 else item

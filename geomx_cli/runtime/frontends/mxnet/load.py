@@ -39,8 +39,8 @@ _ALIASES = {"bool": bool, "int": int, "float": float, "object": object, "complex
 
 
 def prepare_import() -> None:
-    """Prepare for importing MXNet 1.9.1: restore the names that numpy 1.24 removed, and give its engine a single thread
-    for our operations: they hold the GIL, so several would only contend.
+    """Prepare for importing MXNet 1.9.1. Restore the names that numpy 1.24 removed. Give MXNet's engine a single thread
+    for geomx's operations: they hold the GIL, so several threads would only contend.
     """
     os.environ.setdefault("MXNET_CPU_PRIORITY_NTHREADS", "1")
     for name, kind in _ALIASES.items():
@@ -55,6 +55,6 @@ def load_mxnet() -> Any:
         return importlib.import_module("mxnet")
     except (ImportError, AttributeError) as error:
         raise InvalidSettings(f"cannot import mxnet: {error}", "pip install 'geomx-cli[mxnet]'") from error
-    except OSError as error:  # a library of the system that it is linked with
+    except OSError as error:  # a system library to which it is linked
         hint = "install that library (Debian: apt install libgomp1 libquadmath0; CUDA's: see docs/how-to/sites.md)"
         raise InvalidSettings(f"cannot import mxnet: {error}", hint) from error

@@ -19,7 +19,7 @@ __all__ = ["place_in"]
 
 
 def place_in(loader: Any) -> Place:
-    """Return a place at the begin of a loader; the kind depends on how one returns to it.
+    """Return a place at the begin of a loader. Its class depends on how a process returns to it.
 
     Raises InvalidSettings for an iterator that cannot return to a batch.
     """
@@ -39,7 +39,7 @@ _FOLLOWED: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 class _IndexPlace(Place):
-    """Of a gluon DataLoader: its batch sampler returns to the place."""
+    """The place in a gluon DataLoader, whose batch sampler returns to it."""
 
     def __init__(self, loader: Any) -> None:
         if loader not in _FOLLOWED:
@@ -71,7 +71,7 @@ class _IndexPlace(Place):
 
 
 class _Skipping:
-    """Gives what a batch sampler gives, from its `skipped`-th batch on.
+    """Yields the batches of a batch sampler, from the `skipped`-th one on.
 
     begins: the state with which the pass begins.
     """
@@ -92,7 +92,7 @@ class _Skipping:
             self._sampler._prev = list(indices)
 
     def state(self) -> State:
-        """Return what decides which indices a pass gives, if it begins now."""
+        """Return the state that decides which indices a pass gives, if the pass begins now."""
         state = State({"rest": self.rest})
         state.add("random", random_state())
         return state

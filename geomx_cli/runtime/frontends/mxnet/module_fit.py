@@ -1,4 +1,4 @@
-"""Module.fit that saves itself: see geomx_cli.mxnet.fit."""
+"""A Module.fit that saves its state: see geomx_cli.mxnet.fit."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,8 +15,9 @@ __all__ = ["fit"]
 
 
 def fit(module: Any, train_data: Any, store: Callable[[], StoreState], **arguments: Any) -> None:
-    """See geomx_cli.mxnet.fit. store: returns the state of the worker's store; call it when the module has joined the
-    job.
+    """See geomx_cli.mxnet.fit.
+
+    store: returns the state of the worker's store. Call it when the module has joined the job.
     """
     base = load_mxnet().mod.BaseModule
     if not isinstance(module, base) or type(module).fit is not base.fit:
@@ -31,7 +32,7 @@ def fit(module: Any, train_data: Any, store: Callable[[], StoreState], **argumen
 
 
 class _Begin:
-    """The number of the first epoch. `fit` asks for it when the module is bound, and has its weights and optimizer."""
+    """The number of the first epoch. `fit` reads it when the module is bound, and has its weights and optimizer."""
 
     def __init__(self, loop: "_Loop") -> None:
         self._loop = loop
@@ -41,7 +42,7 @@ class _Begin:
 
 
 class _Batches:
-    """The script's iterator, whose batches pass through the loop."""
+    """The script's iterator. Its batches pass through the loop."""
 
     def __init__(self, iterator: Any, loop: "_Loop") -> None:
         self._iterator, self._loop = iterator, loop
@@ -54,7 +55,8 @@ class _Batches:
 
 
 class _Loop:
-    """The loop of `fit`. It gets the next batch before it has finished the present one, so it does not save there.
+    """The loop of `fit`. `fit` gets the next batch before it has finished the present one, so the loop does not save
+    there.
 
     Before each step it saves the state after the last step, and the place in the data before this step's batch.
     """
@@ -64,15 +66,15 @@ class _Loop:
         self._forward_backward = module.forward_backward
         self._first = first
         self._state: _FitState | None = None
-        self._epochs = 0  # begun
+        self._epochs = 0  # number of epochs that have begun
 
     def begin(self) -> int:
-        """Begin to save, or go on; returns the epoch."""
+        """Begin to save, or continue from a saved state. Returns the first epoch."""
         self._state = _FitState(self._store(), {"module": self._module, "epoch": self._first})
         return int(self._state.epoch)
 
     def epoch(self) -> Iterator[Any]:
-        """Yield the batches of an epoch, of the first one from its place on."""
+        """Yield the batches of an epoch. In the first epoch, begin at the saved place."""
         state = self._state
         assert state is not None
         if self._epochs:
@@ -81,14 +83,14 @@ class _Loop:
         return state.fetched(self._iterator)
 
     def forward_backward(self, batch: Any) -> None:
-        """Save, if that is due; then do as the module does."""
+        """Save, if that is due. Then call the module's own method."""
         assert self._state is not None
         self._state.before_step()
         self._forward_backward(batch)
 
 
 class _FetchPlace(Place):
-    """The place before the batch that was fetched last, and random numbers then."""
+    """The place before the batch that was fetched last, and the random numbers at that time."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -105,7 +107,7 @@ class _FetchPlace(Place):
         self._before.add("random", random_state())
 
     def fetched(self) -> None:
-        """It is here."""
+        """The next batch has been fetched."""
         self._place.advance()
 
     def state(self) -> State:
@@ -129,7 +131,7 @@ class _FitState(MxnetState):
         self._batches = 0
 
     def fetched(self, iterator: Any) -> Iterator[Any]:
-        """Yield the batches of an epoch, from the place on at which an earlier life was killed."""
+        """Yield the batches of an epoch, from the place at which an earlier life was killed."""
         place = _FetchPlace(self._place_in(iterator))
         found, self._found = self._found, None
         batches: Iterator[Any] | None = None
@@ -159,7 +161,7 @@ class _FitState(MxnetState):
             number += 1
 
     def before_step(self) -> None:
-        """A batch is here. The previous batch is finished, with the script's callbacks after it."""
+        """A batch has been fetched. The previous batch is finished, and so are the script's callbacks after it."""
         self._save_if_due()
         self._reseed(0, self._batches, 0)
         self._batches += 1

@@ -1,8 +1,9 @@
 """The C interface of MXNet 1.9.1, called without releasing the GIL.
 
 MXNet's own bindings release the GIL in each call. With a worker's several threads that costs a thread switch, which
-exceeds the cost of these calls: all of them return at once. This module does not import the framework: it is passed
-`mxnet`.
+takes
+longer than these calls: all of them return at once. This module does not import the framework: its functions get
+    `mxnet` as an argument.
 """
 
 import ctypes
@@ -100,8 +101,8 @@ class Native:
         self._get_shape = _function(library, "MXNDArrayGetShapeEx64", pointer, pointer, pointer)
 
     def value(self, array: Any) -> ArrayInfo:
-        """Return an array's ArrayInfo; for an array of `mx.np`, of the NDArray with the same memory. Raises TypeError
-        otherwise.
+        """Return an array's ArrayInfo. For an array of `mx.np`, the ArrayInfo of the NDArray with the same memory.
+        Raises TypeError for any other object.
         """
         if not isinstance(array, self._mx.nd.NDArray):
             raise TypeError(f"a {type(array).__name__} is no NDArray")
@@ -118,8 +119,8 @@ class Native:
         return ArrayInfo(array, form, dtype, shape, on_cpu)
 
     def lay_out(self, value: ArrayInfo) -> bool:
-        """Queue the conversion of a dense CPU array from any oneDNN layout to MXNet's own, so that an operation queued
-        next can `view` it. Return False if that is impossible.
+        """Queue the conversion of a dense CPU array from any oneDNN layout to MXNet's own layout, so that an operation
+        queued next can `view` it. Return False if that is impossible.
 
         The C interface can convert as well, but waits for the array; NDArray::Reorder2DefaultAsync does not.
         """
@@ -131,7 +132,7 @@ class Native:
         return True
 
     def view(self, array: Any, dtype: str, size: int) -> Array:
-        """Return a CPU array's memory as a 1-D numpy array; only within an operation that holds the array.
+        """Return a CPU array's memory as a 1-D numpy array. Use it only within an operation that holds the array.
 
         Raises MXNetError for an array in a oneDNN layout; see `lay_out`.
         """

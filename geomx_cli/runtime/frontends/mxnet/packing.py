@@ -1,4 +1,4 @@
-"""Trees of MXNet's arrays, and what its optimizers keep, as data that any file or message can hold, and back."""
+"""Converts trees of MXNet's arrays, and the state of its optimizers, to data for any file or message, and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,17 +16,17 @@ __all__ = [
 ]  # fmt: skip
 
 _OF_SCRIPT = ("param_dict", "sym_info", "idx2name", "_index_update_count")
-"""What an optimizer has from its script, or has twice."""
+"""Attributes of an optimizer that come from its script, or that it has twice."""
 _COUNTS = "_all_index_update_counts"
 
 
 def pack_state(value: Any, name: str) -> State:
-    """See `pack`: with dense arrays of MXNet."""
+    """See `pack`. The tree may have dense arrays of MXNet."""
     return pack(value, name, _to_array)
 
 
 def unpack_state(state: State) -> Any:
-    """Return the tree of a `pack_state`; its arrays are where they were."""
+    """Return the tree of a `pack_state`. Its arrays are on the devices on which they were."""
     return unpack(state, _from_array)
 
 
@@ -59,7 +59,7 @@ def is_arrays(value: Any) -> bool:
 
 
 def fill(arrays: Any, found: Any, name: str) -> None:
-    """Write what was saved of such a tree to its arrays. Raises InvalidSettings if it has others."""
+    """Write the saved content of such a tree to its arrays. Raises InvalidSettings if the tree has other arrays."""
     if isinstance(arrays, (list, tuple, Mapping)):
         keys = list(arrays) if isinstance(arrays, Mapping) else range(len(arrays))
         if len(keys) != len(found):
@@ -76,7 +76,9 @@ _SAME = "give geomx.state the same objects each time that the script runs"
 
 
 def attributes(thing: Any, name: str) -> dict[str, Any]:
-    """Return what an optimizer or a schedule keeps, as a tree for `pack_state`, which refuses what cannot be saved."""
+    """Return the state of an optimizer or a schedule as a tree for `pack_state`, which refuses values that it cannot
+    save.
+    """
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return {"state_dict": thing.state_dict()}
     found: dict[str, Any] = {}
@@ -111,7 +113,7 @@ def _has_attributes(value: Any) -> bool:
 
 
 def updater_state(updater: Any, name: str) -> State:
-    """What one of MXNet's updaters keeps for each weight."""
+    """The state that one of MXNet's updaters keeps for each weight."""
     return pack_state(updater.states, name)
 
 

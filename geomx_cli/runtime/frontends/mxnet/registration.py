@@ -23,11 +23,11 @@ KINDS = (
 
 
 def register(mx: Any, session: "ScriptSession") -> None:
-    """Make `mx.kv.create` return our store for each of KINDS, one instance per process.
+    """Make `mx.kv.create` return geomx's store for each of KINDS, one instance for each process.
 
-    The session connects at the first call. As in MXNet all types are synchronous except those with "_async". The
+    The session connects at the first call. As in MXNet, all types are synchronous except those with "_async". The
     master's type decides: "dist_async" turns an FSA job into a MixedSync job; "device" has no effect. Any other type
-    with "dist" is rejected; "local", "device" and others remain MXNet's own.
+    with "dist" is rejected. "local", "device" and others remain MXNet's own.
     """
     _refuse_servers(mx)
     base = mx.kvstore.KVStoreBase
@@ -48,7 +48,7 @@ def register(mx: Any, session: "ScriptSession") -> None:
 
 
 class _Registry(dict[str, Callable[[], Any]]):
-    """The lookup table of `mx.kv.create`; it contains every name with "dist", so MXNet handles none of them."""
+    """The lookup table of `mx.kv.create`. It contains every name with "dist", so MXNet handles none of them."""
 
     def __init__(self, create: Callable[[str], Any], own: dict[str, Callable[[], Any]]) -> None:
         super().__init__(own)
@@ -62,7 +62,7 @@ class _Registry(dict[str, Callable[[], Any]]):
 
 
 def _observe_trainers(trainer: Any) -> None:
-    """Have trainers that update on the workers show our store their optimizer, which MXNet does not."""
+    """Make trainers that update on the workers pass their optimizer to geomx's store. MXNet itself does not do this."""
     init = trainer._init_kvstore
 
     @functools.wraps(init)
@@ -97,7 +97,7 @@ def _check_ranks(algorithm: plugins.Algorithm, rank_scope: str) -> None:
         raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")
 
 
-# Rejects server profiling with a clear message: MXNet's profiler cannot access our servers.
+# Rejects server profiling with a clear message, because MXNet's profiler cannot access geomx's servers.
 
 _PROFILER_CALLS = ("set_config", "set_state", "dump", "pause", "resume")
 

@@ -1,4 +1,4 @@
-"""What a script gives to geomx_cli.mxnet.state: how each kind of object is saved and continues."""
+"""The objects that a script passes to geomx_cli.mxnet.state: how each kind is saved and continues."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -27,12 +27,12 @@ class Kept(ABC):
         self.given = given
 
     def check(self) -> None:
-        """Raise InvalidSettings if it cannot be saved yet, or at all."""
+        """Raise InvalidSettings if the object cannot be saved, now or at all."""
         self.state()
 
     @abstractmethod
     def state(self) -> State:
-        """Return what it keeps. Raises InvalidSettings for what cannot be saved."""
+        """Return the object's state. Raises InvalidSettings for a state that cannot be saved."""
 
     @abstractmethod
     def load(self, state: State) -> None:
@@ -61,8 +61,8 @@ def kept(name: str, given: Any) -> Kept:
 
 
 def prepare_trainer(trainer: Any) -> None:
-    """Give a Trainer its store, and the store its keys, as its first step would. Raises InvalidSettings for a store
-    that holds weights, and is not the job's.
+    """Give a Trainer its store, and the store its keys, as the Trainer's first step would. Raises InvalidSettings for a
+    store that holds weights but is not the job's.
     """
     if not trainer._kv_initialized:
         trainer._init_kvstore()
@@ -73,7 +73,7 @@ def prepare_trainer(trainer: Any) -> None:
 
 
 def _allow_scale(trainer: Any) -> None:
-    """The first step says by how much gradients are scaled. MXNet refuses that, once the store has the optimizer."""
+    """The first step sets the scale of gradients. MXNet refuses that once the store has the optimizer."""
 
     def rescale(scale: float) -> None:
         del trainer._check_and_rescale_grad
@@ -89,7 +89,7 @@ def _check_store(store: Any, updates: bool) -> None:
 
 
 class _Block(Kept):
-    """A gluon Block, or a dict of its parameters: on all devices, with gradients that add up."""
+    """A gluon Block, or a dict of its parameters: on all devices, with gradients that accumulate."""
 
     def _parameters(self) -> Mapping[str, Any]:
         given = self.given
@@ -133,7 +133,7 @@ def _write(what: str, arrays: Iterator[tuple[str, Any]], state: State) -> None:
 
 class _Trainer(Kept):
     """A gluon Trainer: its optimizer, and the optimizer's state if it runs in this worker. Call `prepare_trainer`
-    first.
+    before.
     """
 
     def check(self) -> None:
@@ -182,11 +182,11 @@ class _Updater(Kept):
 
 
 class _Module(Kept):
-    """A Module, or a BucketingModule, that is bound, and has its weights and its optimizer."""
+    """A Module or BucketingModule that is bound, and has its weights and its optimizer."""
 
     @property
     def _own(self) -> Any:
-        """The Module that has the arrays: all buckets share those of the default one."""
+        """The Module that has the arrays. All buckets share the arrays of the default bucket."""
         given = self.given
         return given._buckets[given._default_bucket_key] if hasattr(given, "_buckets") else given
 
@@ -260,7 +260,7 @@ class _Arrays(Kept):
 
 
 def check_complete(objects: Mapping[str, Kept]) -> None:
-    """Raise InvalidSettings unless there are weights, and for each Trainer a block with its parameters."""
+    """Raise InvalidSettings unless there are weights, and, for each Trainer, a block with the Trainer's parameters."""
     if not any(isinstance(each, (_Block, _Module, _Arrays)) for each in objects.values()):
         what = "geomx.state has no network, module or arrays"
         raise InvalidSettings(what, "add what the script trains, as in geomx.state(net=net, trainer=trainer)")

@@ -21,7 +21,7 @@ __all__ = [
     "ScriptOptimizer", "can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "schedule_of", "take_up",
 ]  # fmt: skip
 
-# Converts MXNet's optimizer objects to name and hyper-parameters, the form in which servers receive an optimizer.
+# Converts MXNet's optimizer objects to name and hyper-parameters. Servers receive an optimizer in this form.
 
 _COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient"}
 _OWN: dict[str, dict[str, str]] = {
@@ -47,15 +47,15 @@ _SCHEDULES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def can_travel(optimizer: Any) -> bool:
-    """Return whether the servers can run it: exactly one of MXNet's classes, as a subclass's `update` would not run,
-    starting at update 0.
+    """Return whether the servers can run it. It has to be exactly one of MXNet's classes, because a subclass's `update`
+    would not run, and it has to start at update 0.
     """
     kind = type(optimizer)
     return kind.__module__ == _MODULE and kind.__name__ in _OWN and not optimizer.begin_num_update
 
 
 def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
-    """Return the server's name for an optimizer and its current hyper-parameters; a schedule gives the current rate.
+    """Return the server's name for an optimizer, and its current hyper-parameters. A schedule gives the current rate.
 
     DCASGD maps to `dcasgd`, which remembers the weights sent to each party, as scripts that use it expect. MXNet's own
     rule is `dcasgd-mxnet`, for parity, and must be requested by that name. fp16 weights always have an fp32 master copy
@@ -78,7 +78,7 @@ def params_of(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
     params: dict[str, float | bool] = {"learning_rate": float(optimizer.learning_rate)}
     for name, attribute in {**_COMMON, **_OWN[kind]}.items():
         value = getattr(optimizer, attribute)
-        if value is None:  # no limit now; there may have been one before
+        if value is None:  # no limit now, but there may have been one before
             value = 0.0
         params[name] = value if isinstance(value, bool) else float(value)
     return kind.lower(), params
@@ -102,7 +102,7 @@ def schedule_of(scheduler: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def index_of(optimizer: Any, key: Key, number: int) -> Key:
-    """Return an optimizer's index for a key: servers number str keys in the order of `init`, local stores do not."""
+    """Return an optimizer's index for a key. Servers number str keys in the order of `init`; local stores do not."""
     names = (optimizer.param_dict, optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name)
     return number if isinstance(key, str) and any(number in known for known in names) else key
 
@@ -145,7 +145,7 @@ _ON_WORKERS = (
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An initialized key, the store's `number`-th, from 0."""
+    """An initialized key, the store's `number`-th, counted from 0."""
 
     number: int
     shape: tuple[int, ...]
@@ -155,7 +155,7 @@ class _Known:
 class ScriptOptimizer:
     """For the training thread.
 
-    optimizer: MXNet's, None before `set`.
+    optimizer: MXNet's optimizer; None before `set`.
     updates: runs the optimizer on this worker; None if the servers run it.
     """
 
@@ -167,10 +167,11 @@ class ScriptOptimizer:
         self._keys: dict[Key, _Known] = {}
 
     def set(self, optimizer: Any, fill: Callable[[str, Any], None]) -> None:
-        """Have the servers run it, or if they cannot, all workers; blocks. `fill` fetches a key's value from the
-        servers into an array.
+        """Let the servers run it or, if they cannot, all workers. Blocks.
 
-        A master that does not train sends its schedule and multipliers to the servers; a training worker sends the
+        fill: fetches a key's value from the servers into an array.
+
+        A master that does not train sends its schedule and multipliers to the servers. A training worker sends the
         current values with each push. Raises InvalidSettings for a user-defined schedule in such a master.
         """
         if can_travel(optimizer):
@@ -192,11 +193,11 @@ class ScriptOptimizer:
             self._run_here(optimizer, fill)
 
     def check_momentum(self, optimizer: Any, *, on_servers: bool) -> None:
-        """See MomentumCheck; also for an optimizer that the script runs itself on the sums that it pulls."""
+        """See MomentumCheck. Also for an optimizer that the script itself runs on the sums that it pulls."""
         self._store.momentum.use_optimizer(float(getattr(optimizer, "momentum", 0.0)), on_servers=on_servers)
 
     def initial(self, keys: Sequence[Key]) -> dict[str, Hyper]:
-        """Return what to send with the initial values of new keys: multipliers, from a master that does not train."""
+        """Return the multipliers to send with the initial values of new keys, in a master that does not train."""
         if self.optimizer is None or self._store.trains or not can_travel(self.optimizer):
             return {}
         numbers = {key: len(self._keys) + place for place, key in enumerate(keys)}
@@ -240,7 +241,7 @@ class ScriptOptimizer:
             take_up(self.optimizer, state.params, state.counts)
 
     def state(self) -> State:
-        """Return the state between pushes: the optimizer's, and its state in this worker."""
+        """Return the state between pushes: the optimizer, and its state in this worker."""
         kind = type(self.optimizer).__name__ if self.optimizer is not None else ""
         keys = [[key, list(known.shape), str(known.dtype)] for key, known in self._keys.items()]
         state = State({"remote": self._store.optimizer.state(), "kind": kind, "keys": keys})
@@ -256,7 +257,7 @@ class ScriptOptimizer:
         return [item for item in found if item[0] not in self._keys]
 
     def go_on(self, state: State) -> None:
-        """Continue from a `state` of the same keys. Raises InvalidSettings if another optimizer is set than then."""
+        """Continue from a `state` of the same keys. Raises InvalidSettings if another optimizer is set now."""
         kind, now = state.values["kind"], type(self.optimizer).__name__ if self.optimizer is not None else ""
         if kind != now or ("updates" in state.values) != (self.updates is not None):
             what = f"the optimizer was {kind or 'not set'} when this worker saved its state, and is {now or 'not set'}"

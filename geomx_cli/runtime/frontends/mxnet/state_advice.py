@@ -11,7 +11,7 @@ _FIT = "to go on after such a death, a script needs `geomx_cli.mxnet.fit(module,
 
 
 def state_advice(mx: Any) -> str:
-    """Return the hint, with the names of the script's own variables where it has global ones."""
+    """Return the hint, with the names of the script's own variables if they are global."""
     globals_ = list(vars(sys.modules["__main__"]).values())  # another thread may add some
     objects = list({id(each): each for each in globals_}.values())
     if any(isinstance(each, mx.mod.BaseModule) for each in objects):

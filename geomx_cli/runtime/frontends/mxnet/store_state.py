@@ -1,4 +1,4 @@
-"""What a worker's KVStore keeps between rounds, so that a script's state can save it."""
+"""The state that a worker's KVStore keeps between rounds, so that a script's state can save it."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ __all__ = ["StoreState"]
 
 
 class StoreState:
-    """For the training thread. A script that has a state `begin`s to save; others never call anything here.
+    """For the training thread. A script that has a state calls `begin` to save. Other scripts never call anything here.
 
-    recovery: what an earlier life of this worker has saved.
+    recovery: the state that an earlier life of this worker has saved.
     is_saved: whether the script has a state.
     """
 
@@ -37,7 +37,7 @@ class StoreState:
         self._exchanges = exchanges
         self._optimizer = optimizer
         self._esync: SavedEsyncClient | None = None
-        self._of_esync: State | None = None  # found, and not loaded yet
+        self._of_esync: State | None = None  # found in a saved state, and not loaded yet
         self._unsaved: set[str] = set()  # keys with a round since the last save
         self._is_told = False
         self.is_saved = False
@@ -48,7 +48,8 @@ class StoreState:
         return self._exchanges.rounds
 
     def begin(self) -> None:
-        """The script saves from now on. Raises InvalidSettings before it has initialised a key, and the second time."""
+        """The script saves from now on. Raises InvalidSettings before it has initialised a key, and at a second call.
+        """
         if self.is_saved:
             what = "a second geomx.state or geomx.fit in one script, of which a killed worker could not tell the place"
             raise InvalidSettings(what, "call it once, with all that the script trains")
@@ -59,7 +60,9 @@ class StoreState:
         self._exchanges.on_older = self._warn_of_newer
 
     def check_rows(self) -> None:
-        """Raise InvalidSettings for a script that saves, and pulls single rows: an earlier life may have had others."""
+        """Raise InvalidSettings for a script that saves and pulls single rows: an earlier life may have pulled other
+        rows.
+        """
         if self.is_saved:
             what = "row_sparse_pull in a script that calls geomx.state: a killed worker could not get these rows again"
             raise InvalidSettings(what, "pull whole arrays, or leave geomx.state out")
@@ -108,7 +111,7 @@ class StoreState:
             self._of_esync = None
 
     def _before_round(self, name: str) -> None:
-        """Two rounds of a key between saves cannot be repeated: the servers keep one result."""
+        """Two rounds of a key between saves cannot be repeated, because the servers keep one result."""
         if name in self._unsaved and self.recovery.saves:
             self.recovery.give_up(
                 f"this worker has pushed key {name} twice without a save between: call state.save() between two pushes"

@@ -1,4 +1,4 @@
-"""What an MXNet script saves, and goes on from: see geomx_cli.mxnet.state."""
+"""The state that an MXNet script saves and continues from: see geomx_cli.mxnet.state."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +19,9 @@ _SEEDS = 2**31 - 1
 
 
 class MxnetState(TrainingState):
-    """See TrainingState. MXNet cannot tell the state of its random numbers. So they are seeded before each batch and
-    after each save that the script asks for, by a number that they gave at the begin, and the place. A job without
-    kills does that too.
+    """See TrainingState. MXNet cannot return the state of its random numbers. So they are seeded before each batch, and
+    after each save that the script requests. The seed is made from a number that they gave at the begin, and the place.
+    A job without kills does this too.
     """
 
     def __init__(self, store: StoreState, given: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ class MxnetState(TrainingState):
         self._kept: dict[str, Kept] = {}
         self._random: State | None = None  # as saved by an earlier life
         self._seed = int(load_mxnet().nd.random.randint(0, _SEEDS, shape=(1,)).asscalar())
-        self._saves = 0  # that the script has asked for
+        self._saves = 0  # number of saves that the script has requested
         store.begin()
         super().__init__(store.recovery, store.client, given)
 
@@ -40,7 +40,7 @@ class MxnetState(TrainingState):
         self._seed_after_save()
 
     def _save_if_due(self) -> None:
-        # That depends on time, so random numbers go on.
+        # When that happens depends on time, so random numbers continue.
         if self._recovery.is_due(self._rounds):
             super().save()
 
@@ -69,7 +69,7 @@ class MxnetState(TrainingState):
         """See TrainingState."""
 
     def _reseed(self, *place: int) -> None:
-        # Numbers from 1: a seed of (s, 0) would be that of (s, 0, 0), and that of a save begins with 0.
+        # Count from 1: a seed of (s, 0) would equal (s, 0, 0), and the seed of a save begins with 0.
         load_mxnet().random.seed(seed_of([self._seed, *(int(number) + 1 for number in (self.epoch, *place))]))
 
     def _of_script(self, objects: Mapping[str, Any]) -> State:

@@ -19,8 +19,10 @@ __all__ = ["WorkerUpdates"]
 class WorkerUpdates:
     """The weights of all keys on this worker, and MXNet's updater over them. For the training thread.
 
-    weights: by name, dense, on the CPU, uninitialized until filled; fp32, fp64 or fp16, with the keys' shapes. All
-    workers start from the servers' values and apply the same sums in the same order, so their weights are identical.
+    weights: by name, dense, on the CPU, uninitialized until filled; fp32, fp64 or fp16, with the keys' shapes.
+
+    All workers start from the servers' values and apply the same sums in the same order, so their weights are
+    identical.
     """
 
     def __init__(self, mx: Any, optimizer: Any) -> None:
@@ -38,13 +40,13 @@ class WorkerUpdates:
         return flat
 
     def apply(self, name: str, total: Any) -> None:
-        """Update the weight with the sum that will be in `total`, of the weight's size; returns at once."""
+        """Update the weight with the sum that `total` will have, which has the weight's size. Returns at once."""
         weight = self.weights[name]
         with self._mx.autograd.pause():
             self._updater(self._indices[name], total.reshape(weight.shape), weight)
 
     def save(self, path: Path) -> None:
-        """Write the optimizer's state, without the weights, to a file; waits for queued operations.
+        """Write the optimizer's state, without the weights, to a file. Waits for queued operations.
 
         Raises InvalidSettings for a state other than arrays of the weights' sizes.
         """
@@ -60,7 +62,8 @@ class WorkerUpdates:
         optimizer_state.write(path, state)
 
     def load(self, path: Path) -> None:
-        """Restore from a file of `save`. Raises InvalidSettings, with nothing changed, if it does not match."""
+        """Restore from a file of `save`. Raises InvalidSettings if the file does not match; then nothing has changed.
+        """
         state = optimizer_state.read(path)
         if state.optimizer != self._kind:
             raise InvalidSettings(f"{path} has the state of {state.optimizer}, not of {self._kind}")

@@ -56,7 +56,7 @@ class LinearModel(ModelAdapter):
         return float((np.log(total[:, 0]) - scores[rows, labels]).mean())
 
     def wait_for_gradients(self) -> None:
-        """See ModelAdapter; they are already computed."""
+        """See ModelAdapter. They are already computed."""
 
     def read_gradient(self, index: int, out: Floats) -> None:
         """See ModelAdapter."""

@@ -1,4 +1,4 @@
-"""The front end for PyTorch: a script's optimizer made distributed, and models for the bundled job."""
+"""The front end for PyTorch: distributes a script's optimizer, and has models for the bundled job."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,5 @@
-"""Backward passes, in which several wrapped optimizers may get gradients, and their order in a party's workers."""
+"""Backward passes, in which several wrapped optimizers may get gradients, and the order of passes in a party's workers.
+"""
 
 import sys
 import threading
@@ -16,8 +17,8 @@ __all__ = ["BackwardPass", "Member", "PartyOperations", "call_at_end", "check_no
 
 
 class Member(Protocol):
-    """A wrapped optimizer's part in backward passes. `contribute_nothing` and the methods below are for PartyOperations
-    only.
+    """A wrapped optimizer's part in backward passes. Only PartyOperations calls `contribute_nothing` and the methods
+    after it.
 
     entered: the number of the pass whose results it still waits for; set by BackwardPass.
     """
@@ -31,8 +32,8 @@ class Member(Protocol):
         """Begin all exchanges of the pass that have not begun; also after a pass that has failed."""
 
     def announce(self, workers: int) -> None:
-        """Announce how many of the workers for which this worker sends contribute; before any optimizer waits for
-        results.
+        """Announce how many workers contribute, of those for which this worker sends. Called before any optimizer waits
+        for results.
         """
 
     def receive(self, workers: int) -> None:
@@ -52,8 +53,8 @@ class Member(Protocol):
 
 
 def _current_pass(entered: int | None) -> int:
-    """The number of the backward pass in progress in this thread. Raises InvalidSettings if `entered`, the one whose
-    results are still waited for, is another.
+    """The number of the backward pass in progress in this thread. Raises InvalidSettings if it differs from `entered`,
+    the pass whose results are still awaited.
     """
     current: int = torch._C._current_graph_task_id()
     if entered not in (None, current):
@@ -64,7 +65,7 @@ def _current_pass(entered: int | None) -> int:
 
 
 def call_at_end(callback: Callable[[], None]) -> None:
-    """Have autograd call this at the end of the backward pass in progress. Raises InvalidSettings under compiled
+    """Make autograd call this at the end of the backward pass in progress. Raises InvalidSettings under compiled
     autograd, which would never call it.
     """
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
@@ -86,31 +87,31 @@ class BackwardPass:
     """The pass in progress. Each optimizer whose parameters it reaches has a separate round.
 
     All members contribute their remaining gradients before one of them waits. Otherwise workers whose gradients arrive
-    in different orders would wait for each other for ever.
+    in different orders would wait for each other forever.
 
-    overlaps: gradients are exchanged while the backward pass continues.
+    overlaps: whether gradients are exchanged while the backward pass continues.
     """
 
     overlaps = True
 
     def __init__(self, workers: int = 1) -> None:
-        self._workers = workers  # for which this one speaks
+        self._workers = workers  # the number of workers for which this one sends
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._task = -1
         self._reached: list[Member] = []
 
     def add(self, member: Member) -> None:
-        """Add a wrapped optimizer; all workers do so in the same order."""
+        """Add a wrapped optimizer. All workers add theirs in the same order."""
 
     def reach(self, member: Member) -> None:
-        """The current backward pass has computed a gradient of this optimizer; in autograd's threads. Raises
-        InvalidSettings if the optimizer's pass before it has not ended.
+        """The current backward pass has computed a gradient of this optimizer. Called in autograd's threads. Raises
+        InvalidSettings if the optimizer's previous pass has not ended.
         """
         with self._lock:
             current = _current_pass(member.entered)
             if member.entered is not None:
                 return
-            if current != self._task:  # the one before may have failed
+            if current != self._task:  # the previous pass may have failed
                 call_at_end(self._at_end)
                 self._task, self._reached = current, []
             member.entered = current
@@ -128,20 +129,21 @@ class BackwardPass:
 
 
 _PASS, _STEP, _PART = 1, 2, 3
-"""Kinds of operations. _PART: of a backward pass in which further wrapped optimizers get gradients."""
+"""Kinds of operations. _PART: the part of a backward pass in which further wrapped optimizers get gradients."""
 _KINDS = 4
 
 
 class PartyOperations(BackwardPass):
-    """Backward passes and steps of a party's workers, which all take part in each.
+    """Backward passes and steps of a party's workers. All workers take part in each.
 
-    Before each operation every worker contributes a number, which stands for the wrapped optimizer and the kind of
-    operation. A worker whose script has finished contributes 0, and takes part in the operations of the others.
+    Before each operation every worker contributes a number, which encodes the wrapped optimizer and the kind of
+    operation. A worker whose script has finished contributes 0, and takes part in the other workers' operations.
 
     device: where gradients are added.
     on_uneven: called when some workers have finished, and others have not.
-    overlaps: whether gradients are exchanged while the pass continues. Not with several optimizers, which the pass may
-        reach in a different order in each worker: then the reached optimizers take turns at its end.
+    overlaps: whether gradients are exchanged while the pass continues. Not with several optimizers, because the pass
+        may reach them in a different order in each worker. Then the reached optimizers take turns at the end of the
+        pass.
     """
 
     def __init__(self, group: "PartyGroup", on_uneven: Callable[[], None] = lambda: None) -> None:
@@ -164,8 +166,8 @@ class PartyOperations(BackwardPass):
         self._members.append(member)
 
     def choose_device(self, devices: "Iterable[Any]") -> None:
-        """Add gradients by NCCL if all parameters of all of the party's workers are on their GPUs, given the devices of
-        this worker's; blocks. All workers call it in the same order. Raises InvalidSettings if torch has no NCCL.
+        """Add gradients by NCCL if all parameters of all the party's workers are on GPUs. Blocks. All workers call it
+        in the same order, each with the devices of its own parameters. Raises InvalidSettings if torch has no NCCL.
         """
         own = all(device.type == "cuda" for device in devices)
         self.device = torch.device("cpu")
@@ -174,7 +176,7 @@ class PartyOperations(BackwardPass):
             self.group.use_gpus()
 
     def reach(self, member: Member) -> None:
-        """See BackwardPass; raises InvalidSettings if the pass before has not ended, of whatever optimizers."""
+        """See BackwardPass. Raises InvalidSettings if the previous pass, of any optimizers, has not ended."""
         with self._lock:
             current = _current_pass(self._pass)
             if self._pass is None:
@@ -187,7 +189,7 @@ class PartyOperations(BackwardPass):
                     self._numbers = self.group.begin_gather(self._number(member, _PASS))
 
     def _at_end(self) -> None:
-        """A pass has ended, perhaps with a failure. Raises as `check`."""
+        """A pass has ended, perhaps with a failure. Raises the errors of `check`."""
         self._reached.sort(key=self._members.index)
         for member in self._reached:
             if self._numbers is not None:
@@ -208,7 +210,9 @@ class PartyOperations(BackwardPass):
             member.receive(len(self._active))
 
     def step(self, member: Member) -> list[int]:
-        """This worker has taken a step; blocks. Return the ranks of those that have. Raises as `check`."""
+        """This worker has taken a step. Blocks. Return the ranks of the workers that have. Raises the errors of
+        `check`.
+        """
         return self._agree(self.group.begin_gather(self._number(member, _STEP)))
 
     def _number(self, member: Member, kind: int) -> int:
@@ -222,8 +226,8 @@ class PartyOperations(BackwardPass):
 
     @staticmethod
     def check(numbers: "Gathered") -> list[int]:
-        """Return the ranks of the workers that have not finished; blocks. Raises InvalidSettings if they do not do the
-        same.
+        """Return the ranks of the workers that have not finished. Blocks. Raises InvalidSettings if their operations
+        differ.
         """
         values = numbers.values
         active = [rank for rank, value in enumerate(values) if value]
@@ -235,8 +239,8 @@ class PartyOperations(BackwardPass):
         return active
 
     def follow(self) -> None:
-        """This worker's script has finished: take part in the others' operations until all scripts have finished."""
-        if self._pass is not None:  # the pass failed, and the script continued; the others wait for the rest
+        """This worker's script has finished. Take part in the others' operations until all scripts have finished."""
+        if self._pass is not None:  # the pass failed, and the script continued; others wait for the rest
             for member in self._reached:
                 member.fail()
             self._at_end()

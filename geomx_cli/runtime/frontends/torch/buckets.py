@@ -27,16 +27,17 @@ __all__ = ["BucketExchanges", "Buckets"]
 
 _FIRST = 1 << 20
 _REST = 4 << 20
-"""Bytes of the first bucket, so that it begins early, and of the others: a bucket crosses the WAN only once it has been
-added, and is copied to the party only once all of it is back. DistributedDataParallel's have 25 MiB.
+"""Bytes of the first bucket, which is small so that it begins early, and of the others. A bucket crosses the WAN only
+once it has been added, and is copied to the party only once all of it is back. DistributedDataParallel's buckets have
+25 MiB.
 """
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A key and where its elements lie: the gradient of `parameter`, or all of `buffers`.
+    """A key, and the place of its elements: the gradient of `parameter`, or all `buffers`.
 
-    loaded: in this round, from `gradient`.
+    loaded: whether it was loaded from `gradient` in this round.
     """
 
     key: str
@@ -51,7 +52,7 @@ class Slot:
 
 @dataclass(eq=False)
 class Bucket:
-    """Slots in one vector, which ends with a number for each: of how many workers it contains gradients.
+    """Slots in one vector. The vector ends with a number for each slot: of how many workers it contains gradients.
 
     work: the operation in progress.
     missing: slots that are not loaded yet.
@@ -73,8 +74,8 @@ class Bucket:
 class Buckets(Carrier):
     """The sums over a party's workers of the gradients of a model, added during the backward pass.
 
-    Buckets are added in the same order by all workers, from the last tensors on. A tensor without a gradient here
-    counts as zeros, and so do all of a worker that has finished.
+    All workers add buckets in the same order, beginning with the last tensors. A tensor without a gradient here counts
+    as zeros. So do all tensors of a worker that has finished.
 
     on_begun: called for each bucket whose addition has begun, in order; in autograd's threads too.
     """
@@ -139,7 +140,7 @@ class Buckets(Carrier):
         self._check.observe()  # if it gathers, all workers of the party gather in this pass
 
     def receive(self, workers: int) -> None:
-        """Leave the means over so many of the party's workers in the gradients."""
+        """Write the means over so many of the party's workers to the gradients."""
         for bucket in self.buckets:
             self.group.wait(bucket.work)
             self.store(bucket, workers)
@@ -164,8 +165,8 @@ class Buckets(Carrier):
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def store(self, bucket: Bucket, workers: int) -> None:
-        """Write the means over so many workers where the elements came from. A parameter of which no worker has a
-        gradient gets none.
+        """Write the means over so many workers to the places from which the elements came. If no worker has a gradient
+        of a parameter, the parameter gets none.
         """
         if workers > 1:
             bucket.vector[: -len(bucket.slots)] /= workers
@@ -186,11 +187,11 @@ class Buckets(Carrier):
 class BucketExchanges(Buckets):
     """Synchronous gradients of a party.
 
-    A bucket is added in the party as soon as it is complete, and sent to the servers by the leader. Its result is
+    A bucket is added in the party as soon as it is complete. The leader then sends it to the servers. Its result is
     copied to the party's workers at the end of the pass.
 
-    client, vote: the leader's, None in other workers.
-    finite: gets this worker's gradients, and the means.
+    client, vote: the leader's; None in other workers.
+    finite: receives this worker's gradients, and the means.
     """
 
     def __init__(
@@ -213,12 +214,12 @@ class BucketExchanges(Buckets):
 
     def load(self, slot: Slot) -> None:
         """See Buckets."""
-        super().load(slot)  # which checks it
+        super().load(slot)  # this checks it
         if slot.parameter is not None:
             self._finite.contributes(slot.parameter, slot.parameter.grad.detach(), self._round)
 
     def receive(self, workers: int) -> None:
-        """Leave the means over all workers of all parties in the gradients."""
+        """Write the means over all workers of all parties to the gradients."""
         arriving = self.buckets[::-1]  # the first tensors' have priority
         for bucket in arriving:
             if self._exchanger is None:
@@ -246,10 +247,10 @@ class BucketExchanges(Buckets):
 
 
 class _Exchanger:
-    """In the leader of a party: sends each bucket as soon as the party's sum is known, beside the backward pass.
+    """In a party's leader: sends each bucket as soon as the party's sum is known, while the backward pass continues.
 
-    For the training thread, but for `put`. What fails in the own thread is raised by `write_sums`, at the end of the
-    pass.
+    For the training thread, except `put`. Failures in the sender's own thread are raised by `write_sums`, at the end of
+    the pass.
     """
 
     def __init__(self, client: "Client", group: "PartyGroup", device: Any) -> None:
@@ -312,7 +313,7 @@ class _Exchanger:
         if host is bucket.vector:
             self._group.wait(bucket.work)
         else:
-            with torch.cuda.stream(self._stream):  # the default one has the rest of the backward pass
+            with torch.cuda.stream(self._stream):  # the default stream has the rest of the backward pass
                 self._group.wait(bucket.work)
                 host.copy_(bucket.vector, non_blocking=True)
                 self._stream.synchronize()
@@ -336,7 +337,8 @@ class _Exchanger:
 
 
 def _slots(state: ModelState, statistics: Sequence[Any]) -> list[Slot]:
-    """In the model's order, with the higher priorities first; the statistics are sent last, so they come first."""
+    """The slots in the model's order, with the higher priorities first. The statistics come first, but are sent last.
+    """
     slots = [
         Slot(f"{state.prefix}{name}", parameter.numel(), EXCHANGED[parameter.dtype], -index, parameter)
         for index, (name, parameter) in enumerate(state.trained.items())

@@ -1,5 +1,5 @@
-"""Looks at what workers are about to contribute: gradients of the same batches, elements that are not finite, and
-weights that an optimizer keeps besides those of the model.
+"""Checks of the values that workers are about to contribute: gradients of equal batches, elements that are not finite,
+and weights that an optimizer keeps besides the model's weights.
 """
 
 import types
@@ -28,10 +28,11 @@ __all__ = ["BatchCheck", "DIGEST", "FEW", "GradientCheck", "HeldWeights", "is_fi
 def to_first_worker(client: "Client", name: str, data: "Array") -> "Future[Array] | None":
     """Send a few bytes of each worker to the worker of global rank 0, outside any algorithm's rounds.
 
-    Give `data` (1-D, uint8, a multiple of 4, as many in all workers), once for each name; return all workers' by rank
-    in the worker of global rank 0.
+    data: 1-D, uint8, with a length that is a multiple of 4 and equal in all workers. Called once for each name.
+    Returns the bytes of all workers, by rank, in the worker of global rank 0.
 
-    They are initial values of keys, which servers neither sum nor encode. Blocks until the servers have this worker's.
+    The bytes are initial values of keys, which servers neither sum nor encode. Blocks until the servers have this
+    worker's bytes.
     """
     names = [f"{name}/{rank}" for rank in range(client.num_all_workers)]
     client.declare([Tensor(each, data.size // 4, "float32") for each in names])
@@ -44,21 +45,23 @@ def to_first_worker(client: "Client", name: str, data: "Array") -> "Future[Array
 
 
 DIGEST = 16
-"""Bytes that workers compare."""
+"""Number of bytes that workers compare."""
 _LARGEST = 1 << 20
 
 
 class BatchCheck:
     """Warns if workers train on the same batches, because the script does not divide its data.
 
-    Compares digests of what workers bring to their first rounds: of gradients, or of weights after local steps.
+    Compares digests of the values that workers bring to their first rounds: of gradients, or of weights after local
+    steps.
 
-    All start from the same weights, so equal values come from equal batches, if some are of a matrix: the gradient of a
-    bias may be a constant. The opposite need not hold: dropout and different hardware make values differ.
+    All workers start from the same weights. So equal values come from equal batches if they include a matrix; the
+    gradient of a bias may be a constant. The opposite need not hold, because dropout and different hardware make values
+    differ.
 
-    rounds: how many are compared.
+    rounds: how many rounds are compared.
     gather: takes a digest (1-D, uint8) of each worker once, and returns the digests of all workers by rank, of shape
-        (workers, DIGEST); None in a worker that does not get them.
+        (workers, DIGEST). In a worker that does not get them, it returns None.
     advice: how to divide the data.
     """
 
@@ -70,7 +73,7 @@ class BatchCheck:
         self._advice = advice
         self._gather = gather
         self._digest = blake2b(digest_size=DIGEST)
-        self._before = b""  # the digest of the rounds before
+        self._before = b""  # the digest of the earlier rounds
         self._counts, self._has_any = True, False
 
     @property
@@ -79,19 +82,19 @@ class BatchCheck:
         return self._left > 0
 
     def observe(self, *values: "Array") -> None:
-        """Note all that is compared of a round."""
+        """Note all compared values of a round."""
         for each in values:
             self.note(each)
         self.end_round()
 
     def note(self, values: "Array") -> None:
-        """Note a part of what this worker alone has computed for a round."""
+        """Note a part of the values that this worker alone has computed for a round."""
         if self._left:
             self._has_any = self._has_any or bool(values.any())
             self._digest.update(values[:_LARGEST].data)
 
     def end_round(self) -> None:
-        """All parts of a round are noted. None, or all zeros, is no evidence."""
+        """All parts of a round are noted. If there are none, or all are zeros, they are no evidence."""
         if not self._left:
             return
         self._left -= 1
@@ -104,7 +107,7 @@ class BatchCheck:
         self._before, self._digest = before, blake2b(before, digest_size=DIGEST)
 
     def state(self) -> State:
-        """Return what is kept between rounds."""
+        """Return the state between rounds."""
         return State({"left": self._left, "counts": self._counts, "before": self._before.hex()})
 
     def load(self, state: State) -> None:
@@ -113,7 +116,7 @@ class BatchCheck:
         self._begin_after(bytes.fromhex(state.values["before"]))
 
     def finish(self) -> None:
-        """This worker has no further rounds: the others need not wait for its digest."""
+        """This worker has no further rounds, so the others need not wait for its digest."""
         if self._left:
             self._left = 0
             self._share(bytes(DIGEST))
@@ -139,12 +142,12 @@ class BatchCheck:
 
 
 FEW = 65_536
-"""Elements of a tensor that is looked at in each step."""
+"""The most elements of a tensor that is checked in each step."""
 
 
 def is_finite(tensor: Any) -> bool:
     """Whether all elements of a detached tensor are finite."""
-    # A sum takes one pass and no memory, but may overflow where all elements are finite.
+    # A sum takes one pass and no memory, but it may overflow although all elements are finite.
     return bool(tensor.sum().isfinite() or tensor.isfinite().all())
 
 
@@ -154,12 +157,14 @@ def not_finite(where: str, what: str) -> str:
 
 
 class GradientCheck:
-    """Warns, once, in the worker whose gradients bring nan or infinity to the weights of all, as a batch does, or the
-    worker's own weights. For the training thread.
+    """Warns, once, in the worker that brings nan or infinity to the weights of all workers, by its gradients or by its
+    own weights. For the training thread.
 
-    Looks at the first small tensor: a backward pass takes what is not finite from where it begins to the input. Where
-    GradScaler skips the step the weights stay finite, and nothing is said. trained: if there is none yet, it looks at
-    gradients of no parameter (None), as in DistributedDataParallel's buckets. where: whose the gradients are.
+    It checks the first small tensor, because a backward pass carries nan and infinity from where they begin to the
+    input. If a GradScaler skips the step, the weights stay finite, and there is no warning.
+
+    trained: if there is none yet, it checks gradients of no parameter (None), as in DistributedDataParallel's buckets.
+    where: whose the gradients are.
     """
 
     def __init__(self, warn: Callable[[str], None], trained: Mapping[str, Any], where: str = "here") -> None:
@@ -168,8 +173,8 @@ class GradientCheck:
         self._trained = trained
         self._name = next((name for name, tensor in trained.items() if local(tensor).numel() <= FEW), "")
         self._parameter = trained.get(self._name)
-        self._suspected = 0  # the round of gradients that are not finite here, while the weights were
-        self._received_sound = True  # the last means were finite: later elements that are not began here
+        self._suspected = 0  # the round in which gradients here were not finite, while the weights were
+        self._received_sound = True  # whether the last means were finite: then later bad elements began here
         self._looks = True
 
     def contributes(self, parameter: Any, gradient: Any, round_: int) -> None:
@@ -188,7 +193,7 @@ class GradientCheck:
             self._received_sound = is_finite(mean)
 
     def stepped(self) -> None:
-        """The optimizer has taken the step with the means, or another skipped it."""
+        """The optimizer has taken the step with the means. Or GradScaler has skipped it."""
         suspected, self._suspected = self._suspected, 0
         if not suspected and self._received_sound:
             return
@@ -200,7 +205,7 @@ class GradientCheck:
             self._say(f"{where} in step {suspected}")
 
     def begin_pass(self) -> None:
-        """Another backward pass begins, before a step or after it: until that, its gradients add to the means."""
+        """Another backward pass begins, before a step or after it. Until the step, its gradients add to the means."""
         if (self._suspected or not self._received_sound) and (self._spoiled() or not self._accumulates()):
             self.stepped()
 
@@ -221,23 +226,26 @@ class GradientCheck:
 
 
 _NEAR = 0.5
-"""Distance of a tensor from the weights it follows, relative to how far these are from their mean."""
+"""Limit on the distance of a tensor from the weights that it follows, relative to their distance from their mean."""
 _SAMPLES, _QUICK = 4, 1 << 20
-"""Parameters whose state is looked at, and their elements: all of a model's have the same kind of state."""
+"""How many parameters' states are checked, and how many elements: all of a model's parameters have equal kinds of
+state.
+"""
 _DEPTH = 3
-"""Of objects within an optimizer."""
+"""Depth of objects within an optimizer."""
 _OPAQUE = (torch.nn.Module, types.ModuleType, types.FunctionType, types.MethodType, type)
 
 
 class HeldWeights:
-    """Refuses optimizers that keep weights in their state: algorithms that change the model's weights would miss those.
+    """Refuses optimizers that keep weights in their state, because algorithms that change the model's weights would
+    miss these.
 
-    Looks for tensors besides the model that equal or follow its weights: copies of a higher precision, averages, slow
-    or second weights. The optimizer would go on from these, which no worker gets from the others.
+    It looks for tensors besides the model that equal or follow its weights: copies of a higher precision, averages,
+    slow or second weights. The optimizer would continue from these, and no worker gets them from the others.
 
-    They are told by their values, in whatever optimizer. PyTorch's own are known to keep none, but for ASGD, whose
-    average is just a copy at first. A tensor that never changes, as initial weights, is the same in all workers; one
-    that is set to the weights before each step holds nothing. For the training thread.
+    It recognises them by their values, in any optimizer. PyTorch's own optimizers are known to keep none, except ASGD,
+    whose average is at first a copy. A tensor that never changes, such as initial weights, is the same in all workers.
+    A tensor that is set to the weights before each step holds no state. For the training thread.
     """
 
     def __init__(self, optimizer: Any, trained: Mapping[str, Any], algorithm: str) -> None:
@@ -247,7 +255,7 @@ class HeldWeights:
         self._own = {id(parameter) for parameter in trained.values()}
         self._sampled = dict(sorted(trained.items(), key=_preference)[:_SAMPLES])
         self._before: dict[str, Any] = {}
-        self._seen: dict[tuple[str, str], Any] = {}  # what followed weights when it was looked at
+        self._seen: dict[tuple[str, str], Any] = {}  # tensors that followed weights when they were checked
         known = type(optimizer).__module__.partition(".")[0] == "torch"
         if not known or isinstance(optimizer, torch.optim.ASGD):
             optimizer.register_step_pre_hook(self._before_step)
@@ -255,11 +263,11 @@ class HeldWeights:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         """Optimizer hook."""
         self._steps += 1
-        if self._steps & (self._steps - 1) == 0:  # ever rarer; state may appear after some steps
+        if self._steps & (self._steps - 1) == 0:  # at growing intervals; state may appear after some steps
             self._before = {name: _flat(parameter, copy=True) for name, parameter in self._sampled.items()}
 
     def check(self) -> None:
-        """After a step. Raises InvalidSettings, which names the optimizer and the tensor."""
+        """Check after a step. Raises InvalidSettings that names the optimizer and the tensor."""
         before, self._before = self._before, {}
         for where, tensor in self._held() if before else ():
             for name, weights in before.items():
@@ -283,7 +291,7 @@ class HeldWeights:
         return earlier is not None and not is_copy and not torch.equal(held, earlier)
 
     def _held(self) -> Iterator[tuple[str, Any]]:
-        """The optimizer's tensors, but for the model's parameters, with the names by which it keeps them."""
+        """The optimizer's tensors, except the model's parameters, with the names under which it keeps them."""
         seen = set(self._own)
 
         def walk(item: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:

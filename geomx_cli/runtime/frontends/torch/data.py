@@ -35,7 +35,7 @@ def load_text(name: str, split: Literal["train", "test"], data_dir: str | Path) 
 
 
 def shard(dataset: Any, rank: int, count: int, split: str, seed: int, party: range | None) -> Any:
-    """See geomx_cli.torch.shard; the part of worker `rank` of `count`. party: the ranks of its party, None if flat."""
+    """See geomx_cli.torch.shard. The part of worker `rank` of `count`. party: the ranks of its party, None if flat."""
     size = length(dataset)
     if split == IID:
         order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, size]))).permutation(size)
@@ -86,19 +86,19 @@ def steps_taken() -> int:
 
 
 class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # torch is not installed where mypy runs
-    """A worker's indices, others in each epoch: with `shuffle` all workers draw one permutation and each takes its
-    part. Equally many for all; fewer than one for each worker are left out of an epoch.
+    """A worker's indices, which differ in each epoch. With `shuffle` all workers draw one permutation, and each takes
+    its part. All have equally many. If a rest is smaller than the number of workers, it is left out of the epoch.
 
-    The next epoch begins with the first iteration after one since whose begin an optimizer has taken a step. Of several
-    iterations that one counts from which an index was drawn last. So evaluation or a look at a batch, by one worker
-    alone, leaves the epochs of all in step.
+    The next epoch begins with the first iteration after an iteration since whose begin an optimizer has taken a step.
+    Of several iterations, the one from which an index was drawn last counts. So an evaluation, or a look at a batch, by
+    one worker alone does not change the epochs.
     """
 
     def __init__(self, dataset: Any, rank: int, count: int, *, shuffle: bool, seed: int) -> None:
         self._size = length(dataset)
         self._rank, self._count = rank, count
         self._shuffle, self._seed = shuffle, seed
-        self._epoch = self._offset = 0  # of the last pass: its epoch, and samples of this that were used before it
+        self._epoch = self._offset = 0  # of the last pass: its epoch, and samples used before it
         self._begun = math.inf  # the number of steps after which the next epoch begins
         _steps()
         if len(self) == 0:
@@ -107,24 +107,26 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
 
     @property
     def epoch(self) -> int:
-        """That of the last pass."""
+        """The epoch of the last pass."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, for a script that resumes, or one that counts epochs itself."""
+        """Set the epoch of the next iteration, for a script that resumes, or that counts epochs itself."""
         self._epoch, self._offset, self._begun = epoch, 0, math.inf
 
     def place(self, drawn: int, *, within: bool) -> dict[str, int]:
         """Return the place after so many samples of this worker in a pass: the epoch, and how many of its samples all
-        workers have used. within: the pass has begun.
+        workers have used.
+
+        within: whether the pass has begun.
         """
         if not within and _steps().count > self._begun:
             return {"epoch": self._epoch + 1, "offset": 0}
         return {"epoch": self._epoch, "offset": self._offset + drawn * self._count}
 
     def go_on(self, place: dict[str, int]) -> None:
-        """Begin the next pass at a `place`, of any number of workers, which have used the first samples of the epoch's
-        order.
+        """Begin the next pass at a `place`. Its number of workers may differ. They have used the first samples of the
+        epoch's order.
         """
         self._epoch, self._offset, self._begun = place["epoch"], place["offset"], math.inf
 
@@ -150,17 +152,17 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
 
 
 _latest: "weakref.ReferenceType[Any] | None" = None
-"""The DataLoader's iterator that has given the last batch to train on."""
+"""The DataLoader's iterator that gave the last batch to train on."""
 
 
 def number_of_batch() -> int:
-    """Which batch of its DataLoader, from 1 on, the last one to train on is; 0 if it came from none."""
+    """The number, from 1 on, of the last batch to train on in its DataLoader; 0 if it came from none."""
     iterator = _latest() if _latest is not None else None
     return 0 if iterator is None else int(iterator._num_yielded)
 
 
 def batches_in_epoch() -> int:
-    """How many batches the DataLoader has that has given the last one to train on; 0 if unknown."""
+    """The number of batches of the DataLoader that gave the last batch to train on; 0 if unknown."""
     iterator = _latest() if _latest is not None else None
     try:
         return 0 if iterator is None else len(iterator._index_sampler)
@@ -170,8 +172,9 @@ def batches_in_epoch() -> int:
 
 @functools.cache
 def follow_loaders(iterators: Any) -> None:
-    """Note the batches that DataLoaders give; iterators: the base class of their iterators. Those given without
-    gradients, as to an evaluation, do not count.
+    """Note the batches that DataLoaders give. Batches given without gradients, as to an evaluation, do not count.
+
+    iterators: the base class of their iterators.
     """
     original = iterators.__next__
 

@@ -18,15 +18,16 @@ __all__ = ["GradientSynchroniser"]
 
 
 class GradientSynchroniser(Synchroniser):
-    """A backward pass is a round, except within `no_sync`, and leaves the means over all workers of all parties.
+    """A backward pass is a round, except within `no_sync`. It writes the means over all workers of all parties to the
+    gradients.
 
-    Gradients accumulated before count too. A tensor without a gradient counts as zeros; one without a gradient in all
-    workers gets none. Failures of the job are raised from `backward`, and with p3 from what first uses a late tensor.
-    With shards a pass ends when all of the party's shards are there, from the same round; else it raises
-    TrainingFailed.
+    Gradients that were accumulated before count too. A tensor without a gradient counts as zeros. A tensor without a
+    gradient in all workers gets none. Failures of the job are raised from `backward`, and with p3 from the first use of
+    a late tensor. With shards, a pass ends when all of the party's shards have arrived, from the same round. Otherwise
+    it raises TrainingFailed.
 
     statistics: buffers that become means with each round.
-    check: gets the first gradients of each round.
+    check: receives the first gradients of each round.
     """
 
     kept = (*Synchroniser.kept, "_is_newest")
@@ -36,8 +37,8 @@ class GradientSynchroniser(Synchroniser):
     ) -> None:
         where = "here" if reduction.weight == 1 else "in this party"
         self._finite = GradientCheck(reduction.warn, state.trained, where)
-        self._vote: StopVote | None = None  # first, as every mean is divided by its weight
-        self._is_newest = True  # of all models, as this member contributed to the last round
+        self._vote: StopVote | None = None  # comes first, because every mean is divided by its weight
+        self._is_newest = True  # whether it is the newest of all models: this member contributed to the last round
         client, operations = reduction.client, reduction.operations
         if client is not None:
             self._vote = StopVote(client, 1, f"{state.prefix}{STOP}")
@@ -79,7 +80,7 @@ class GradientSynchroniser(Synchroniser):
         self._finite.stepped()
 
     def finishing(self) -> Iterator["Future[None] | None"]:
-        """See Synchroniser: abstain from the others' rounds."""
+        """See Synchroniser. Abstain from the others' rounds."""
         self.leave()
         yield from self._gradients.settling()
         if self.entered is not None:  # it has failed, and the script went on; the others wait for the rest of its round
@@ -102,7 +103,7 @@ class GradientSynchroniser(Synchroniser):
                 yield None
 
     def share_model(self) -> None:
-        """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
+        """See Synchroniser. All take the tensors of a worker that contributed to the last round."""
         self.ended = True
         broadcasts, expects_same = self._reduction.newest(
             self._state, is_newest=self._is_newest, took_part=self._took_part, has_failed=self._has_failed

@@ -1,4 +1,4 @@
-"""What the workers of a party's process group tell one another besides collective operations."""
+"""Reports between the workers of a party's process group, besides collective operations."""
 
 import atexit
 import contextlib
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
 __all__ = ["LAST_WAIT", "GroupActivity"]
 
 LAST_WAIT = 5.0
-"""Seconds in which a process that ends waits for others of its group."""
+"""Seconds for which a process that ends waits for others of its group."""
 _PERIOD = 2.0
 _SILENT = 10.0  # seconds without news of a worker whose Python does not run; its agent tells if it hangs
 
 
 class GroupActivity:
-    """Each worker tells when its training code last ran, as those that exchange with the servers wait for all. To the
-    first worker the others give what it sends to the servers for all.
+    """Each worker reports when its training code last ran, because the members that exchange with the servers wait for
+    all workers. The other workers also give the first worker the rows that it sends to the servers for all.
 
-    Every worker tells the others through the group's store, in a thread of its own, as operations of the store block
-    where a host cannot be reached. A worker of which nothing new comes counts as one that runs.
+    Every worker reports to the others through the group's store. It uses a thread of its own, because operations of the
+    store block if a host cannot be reached. A worker of which no news arrives counts as running.
 
-    store: a connection of its own to the group's store.
-    on_stuck: called in that thread with the reason: a `pending` operation waits here, and no code of the party ran for
-    the option `patience`.
-    on_post: called in that thread of the first worker, with a rank and what that worker has left under `post_key`.
+    store: a separate connection to the group's store.
+    on_stuck: called in that thread with the reason, if a `pending` operation waits here and no code of the party ran
+        for the option `patience`.
+    on_post: called in that thread of the first worker, with a rank and the bytes that this worker has left under
+        `post_key`.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class GroupActivity:
         self._keys = [f"ran/{rank}" for rank in range(settings.group_size)]
         self._own = self._keys[settings.rank]
         self._store = store
-        self._told = dict.fromkeys(self._keys, (b"", time.monotonic()))  # the newest words, and when they came
+        self._told = dict.fromkeys(self._keys, (b"", time.monotonic()))  # the newest reports, and when they arrived
         self._last = 0.0
         self._pending: deque[tuple[Any, float]] = deque()  # in the order in which they began
         self._patience, self._party, self._on_stuck = settings.number("patience"), settings.party, on_stuck
@@ -57,14 +58,15 @@ class GroupActivity:
         return self._last
 
     def stop(self) -> None:
-        """End the thread: one that comes back from the store while the interpreter shuts down aborts the process."""
+        """End the thread. If it returned from the store while the interpreter shuts down, it would abort the process.
+        """
         self._ended.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(LAST_WAIT)
         self._pending.clear()
 
     def pending(self, work: Any) -> None:
-        """An operation has begun for which all workers of the party are needed, and nobody else. Thread-safe."""
+        """An operation has begun that needs all workers of the party, and no other process. Thread-safe."""
         self._pending.append((work, time.monotonic()))
 
     def _run(self) -> None:
@@ -84,12 +86,12 @@ class GroupActivity:
 
     @staticmethod
     def post_key(rank: int, number: int) -> str:
-        """Where a worker leaves what it posts, from number 0 on."""
+        """The key under which a worker leaves its posts, numbered from 0."""
         return f"post/{rank}/{number}"
 
     def _take_posts(self) -> None:
         ranks = list(self._posts)
-        while ranks:  # in turn, as posts of one number are of the same step
+        while ranks:  # in turn, because posts of one number are of the same step
             ranks = [rank for rank in ranks if self._take_post(rank)]
 
     def _take_post(self, rank: int) -> bool:

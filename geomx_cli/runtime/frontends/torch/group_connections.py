@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["FOREVER", "gloo_of", "interface_of", "own_address", "store_of"]
 
 FOREVER = timedelta(days=30)
-"""Limit of waits for the leader, whose own waits for servers have limits."""
+"""Limit on waits for the leader. The leader's own waits for servers have limits."""
 
 
 def store_of(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
-    """The store in which the workers find each other's addresses; rank 0 listens, at the planned address only."""
+    """The store in which the workers find each other's addresses. Rank 0 listens, only at the planned address."""
     if settings.group_size == 1:
         return distributed.HashStore()
     host, port = _place(settings.rendezvous[0])
@@ -36,7 +36,8 @@ def store_of(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
 
 
 def gloo_of(store: Any, settings: "Settings", rank: int, size: int) -> Any:
-    """The group for CPUs. It listens at this host's address in the party's network, on ports of the kernel's choice."""
+    """The group for CPUs. It listens at this host's address in the party's network, on ports that the kernel chooses.
+    """
     gloo = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = FOREVER
@@ -45,14 +46,14 @@ def gloo_of(store: Any, settings: "Settings", rank: int, size: int) -> Any:
 
 
 def own_address(settings: "Settings") -> str:
-    """This host's IP address in the network in which it reaches the first worker of the party."""
+    """This host's IP address in the network over which it reaches the first worker of the party."""
     if settings.group_size == 1:
         return "127.0.0.1"
     return addresses.facing(*_place(settings.rendezvous[0]))
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface that has this address; "" if none has."""
+    """The name of the network interface that has this address; "" if none has it."""
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in entries):
             return name

@@ -23,7 +23,7 @@ _MASTER_ENDS = "this master worker does not train, and ends here; the worker of 
 
 
 def check_process(call: str) -> None:
-    """Raise InvalidSettings in any process but the worker's own, as a DataLoader's: it is no member of the job."""
+    """Raise InvalidSettings in any process but the worker's own, such as a DataLoader's: it is no member of the job."""
     data = sys.modules.get("torch.utils.data")
     if data is not None and (loader := data.get_worker_info()) is not None:
         what = f"{call} in worker process {loader.id} of a DataLoader, which is no worker of the job"

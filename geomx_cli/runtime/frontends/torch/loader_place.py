@@ -1,4 +1,4 @@
-"""The place in a pass over a script's DataLoader. Another process returns to it without loading what comes before."""
+"""The place in a pass over a script's DataLoader. Another process returns to it without loading the earlier batches."""
 
 import copy
 import weakref
@@ -19,28 +19,28 @@ __all__ = ["Skipping", "has_indices", "place_in"]
 
 
 def place_in(loader: Any, name: str) -> Place:
-    """Return a place at the begin of a loader; the kind depends on how one returns to it. name: for messages."""
+    """Return a place at the begin of a loader. Its class depends on how a process returns to it. name: for messages."""
     if has_own_place(loader):
         return OwnPlace(loader, lambda state: pack_state(state, name), unpack_state)
     return _IndexPlace(loader) if has_indices(loader) else ReadPlace(loader, random_state, set_random_state)
 
 
 def has_indices(loader: Any) -> bool:
-    """Whether it is a DataLoader of a map-style data set that leaves its place to others."""
+    """Whether it is a DataLoader of a map-style data set that leaves its place to other code."""
     is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
     return is_map and not has_own_place(loader)
 
 
 _FOLLOWED: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
-"""Copies of the script's loaders, with what gives them indices; they keep persistent workers."""
+"""Copies of the script's loaders, with the objects that give them indices. They keep persistent workers."""
 
 
 _DEPTH = 5
-"""Samplers, each within another one, that are looked at."""
+"""The most samplers, each within another one, that are searched."""
 
 
 class _IndexPlace(Place):
-    """Of a DataLoader of a map-style data set: its sampler, or batch sampler, returns to the place."""
+    """The place in a DataLoader of a map-style data set. Its sampler or batch sampler returns to the place."""
 
     def __init__(self, loader: Any) -> None:
         if loader not in _FOLLOWED:
@@ -48,7 +48,7 @@ class _IndexPlace(Place):
         self._loader, self._indices = _FOLLOWED[loader]
         self._indices.begin_anew()
         self._sampler, self._batch = _shard_sampler(loader)
-        self._batches = 0  # of the pass so far, without those before an offset of the sampler
+        self._batches = 0  # of the pass so far, except those before an offset of the sampler
 
     def begin(self) -> Iterator[Any]:
         return iter(self._loader)
@@ -81,8 +81,8 @@ class Skipping:
 
     until: after so many items, random numbers continue as before `begins`.
     within: the other sampler, and the samplers within it.
-    begun: the random state with which the pass has begun, None before. begins: the random state with which it has to
-    begin.
+    begun: the random state with which the pass has begun; None before.
+    begins: the random state with which the pass has to begin.
     """
 
     def __init__(self, sampler: Any, *generators: Any) -> None:
@@ -102,20 +102,20 @@ class Skipping:
 
     @classmethod
     def put_in(cls, loader: Any) -> "Self":
-        """As `in_copy`, in a DataLoader that was not iterated yet."""
+        """Like `in_copy`, in a DataLoader that was not iterated yet."""
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         own = cls(getattr(loader, name), loader.generator)
         vars(loader).update({name: own, "_iterator": None})
         return own
 
     def begin_anew(self) -> None:
-        """The next pass has nothing to do with earlier ones."""
+        """The next pass is independent of earlier ones."""
         self.skipped = self.until = 0
         self.begun: State | None = None
         self.begins: State | None = None
 
     def generators(self) -> State:
-        """The state of the generators alone, of a pass that has not begun."""
+        """The state of the generators alone, for a pass that has not begun."""
         return State({}, {f"generator/{at}": each.get_state().numpy() for at, each in enumerate(self._generators)})
 
     def set_generators(self, state: State) -> None:
@@ -150,7 +150,7 @@ class Skipping:
 
 
 def _within(sampler: Any) -> list[Any]:
-    """A sampler and those within it."""
+    """A sampler, and the samplers within it."""
     found: list[Any] = []
     while sampler is not None and len(found) < _DEPTH:
         found.append(sampler)
@@ -160,7 +160,8 @@ def _within(sampler: Any) -> list[Any]:
 
 
 def _shard_sampler(loader: Any) -> tuple[ShardSampler | None, int]:
-    """The `geomx_cli.torch.sampler` of a loader, None if it has another, and the samples of a batch, 0 if unknown."""
+    """The `geomx_cli.torch.sampler` of a loader, None if it has another one, and the samples of a batch, 0 if unknown.
+    """
     batches = loader.batch_sampler
     inner, count = (loader.sampler, 1) if batches is None else (getattr(batches, "sampler", None), 0)
     if type(batches) is BatchSampler:

@@ -1,4 +1,5 @@
-"""Local steps: the script's optimizer trains this worker's weights, which algorithms exchange (hfa, diloco, esync)."""
+"""Local steps: the script's optimizer trains this worker's weights, and algorithms exchange them (hfa, diloco, esync).
+"""
 
 import functools
 import sys
@@ -35,14 +36,16 @@ if TYPE_CHECKING:
 __all__ = ["LocalSynchroniser"]
 
 _ASKING = 0.02
-"""Seconds between questions of a worker that waits whether it is awaited."""
+"""Seconds between the checks of a waiting worker whether others wait for it."""
 
 
 class LocalRounds:
-    """Drives an algorithm's worker part as the bundled loop does. For the training thread.
+    """Drives an algorithm's worker part as the bundled loop does. For the training thread. All methods raise the job's
+    failures.
 
-    count: rounds begun. ended: after `finishing`. The job's failures are raised from all methods.
-    recovery: of this worker; if it continues, `load` follows.
+    count: number of rounds begun.
+    ended: True after `finishing`.
+    recovery: this worker's saved state. If the worker continues, `load` follows.
     """
 
     def __init__(
@@ -78,14 +81,14 @@ class LocalRounds:
         return state
 
     def load(self, state: State) -> None:
-        """See Synchroniser; in place of the part's `start`."""
+        """See Synchroniser. Called in place of the part's `start`."""
         self.count = state.values["count"]
         self._part.load(state.part("algorithm"))
         if isinstance(self._part, PacedWorkerAlgorithm):
             self._part.continue_round()
 
     def advance(self, samples: int) -> None:
-        """The optimizer has taken a step, with so many samples. A round that is due ends here."""
+        """The optimizer has taken a step, with so many samples. If a round is due, it ends here."""
         self._held.check()
         if self._part.after_step(samples, self._watch):
             self._begin_round(steps_left=sys.maxsize)
@@ -99,15 +102,15 @@ class LocalRounds:
             self._part.resume()
 
     def while_waiting(self, other: "Future[Any]") -> None:
-        """Until `other` is done, for which the script waits and other workers may have to take steps: take part in the
-        rounds in which they wait for this one. The model changes with the next step only.
+        """The script waits until `other` is done, and other workers may have to take steps for that. Until then, take
+        part in the rounds in which they wait for this worker. The model changes only with the next step.
         """
         part, began = self._part, time.monotonic()
         if not isinstance(part, PacedWorkerAlgorithm):
             return
         self._client.waits(True)
         try:
-            while part.must_join:  # `other` may be done at once, as in an earlier life of this worker it was not
+            while part.must_join:  # `other` may be done at once, although an earlier life had to wait
                 self._join(part)
             while not wait((other,), _ASKING).done:
                 asked = part.awaited()
@@ -130,7 +133,7 @@ class LocalRounds:
         self._vote.begin(stop=False, unfinished=self._part.unfinished(steps_left))
 
     def _synchronise(self) -> bool:
-        """Take the round's result. Return True if no worker has anything to contribute to later ones."""
+        """Take the round's result. Return True if no worker has anything to contribute to later rounds."""
         self._part.synchronise()
         self._finite.after()
         unfinished = self._vote.result().unfinished
@@ -152,7 +155,7 @@ class LocalRounds:
 
 
 class _FiniteCheck:
-    """Warns once, in the worker that brings nan or infinity to the weights: the means spread it to all."""
+    """Warns once, in the worker that brings nan or infinity to the weights. The means spread these to all workers."""
 
     def __init__(self, warn: Callable[[str], None], state: ModelState) -> None:
         self._warn = warn
@@ -167,7 +170,7 @@ class _FiniteCheck:
             self._warn(not_finite(where, "the means over the workers"))
 
     def after(self) -> None:
-        """This worker has the means."""
+        """This worker has received the means."""
         self._looks = self._looks and not self._spoiled()
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
@@ -192,7 +195,7 @@ class SampleCount:
 
     @property
     def pending(self) -> tuple[int, bool]:
-        """The number since the last `pop`, and whether there was any yet."""
+        """The number of samples since the last `pop`, and whether any were counted yet."""
         return self._samples, self._counted
 
     @pending.setter
@@ -200,7 +203,7 @@ class SampleCount:
         self._samples, self._counted = pending
 
     def pop(self) -> int:
-        """The number since the last call, at least 1. Raises InvalidSettings if there was none yet."""
+        """The number of samples since the last call, at least 1. Raises InvalidSettings if none were counted yet."""
         if not self._counted:
             what = "--weight samples: the wrapped model was called with no tensor before the optimizer's step"
             raise InvalidSettings(what, "call that model with its batch, in tensors, or leave --weight out")
@@ -209,12 +212,12 @@ class SampleCount:
 
 
 _SYNCHRONISERS: "weakref.WeakKeyDictionary[Any, LocalSynchroniser]" = weakref.WeakKeyDictionary()
-"""Those of this process, by their optimizers."""
+"""The GradScalers of this process, by their optimizers."""
 
 
 @functools.cache
 def _watch_scalers() -> None:
-    """Have GradScalers tell the steps that they skip, of which optimizers learn nothing."""
+    """Make GradScalers report the steps that they skip, because optimizers do not learn of these."""
     original = torch.amp.GradScaler.step
 
     @functools.wraps(original)
@@ -241,8 +244,8 @@ class LocalSynchroniser(Synchroniser):
     single worker, and the changed weights are copied to the others. When the leader's own script has finished, it
     copies the weights of a worker that continues.
 
-    taken: steps so far, with those that a GradScaler has skipped.
-    scaler: that GradScaler, None before the first step with one.
+    taken: steps so far, including steps that a GradScaler has skipped.
+    scaler: that GradScaler; None before the first step with one.
     """
 
     kept = (*Synchroniser.kept, "taken", "in_step")
@@ -253,10 +256,10 @@ class LocalSynchroniser(Synchroniser):
         self, reduction: "Reduction", state: ModelState, model: ScriptModel, algorithm: Callable[["Client"], Any],
         module: Any, optimizer: Any, statistics: Sequence[Any], check: BatchCheck, recovery: WorkerState,
     ) -> None:  # fmt: skip
-        """algorithm: makes the worker part, for the model, which only members have."""
+        """algorithm: makes the worker part for the model. Only members have a worker part."""
         operations = reduction.operations
         carrier = Buckets(operations, state, statistics, check) if operations is not None else None
-        # Its hook precedes that of HeldWeights, as it may write weights.
+        # Its hook precedes HeldWeights's hook, because it may write weights.
         super().__init__(reduction, state, optimizer, check, carrier)
         self._model = model
         self._tensors = [[parameter] for parameter in state.trained.values()] + [list(statistics)]
@@ -266,7 +269,7 @@ class LocalSynchroniser(Synchroniser):
             self._local = LocalRounds(client, state, algorithm(client), reduction.warn, recovery)
         self._samples = SampleCount(module) if reduction.settings.text("weight") == "samples" else None
         optimizer.register_step_post_hook(self._after_step)
-        if not reduction.in_party:  # else skipped steps are skipped by the whole party
+        if not reduction.in_party:  # otherwise the whole party skips a skipped step
             self.in_step = True
             _watch_scalers()
             follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
@@ -301,8 +304,8 @@ class LocalSynchroniser(Synchroniser):
         return self.taken
 
     def skip(self) -> None:
-        """A GradScaler has skipped the step, as gradients of this worker are not finite. In others it may have been
-        taken: rounds and collectives follow from the number of steps, so this one counts too.
+        """A GradScaler has skipped the step, because gradients of this worker are not finite. Other workers may have
+        taken it. Rounds and collectives follow from the number of steps, so this step counts too.
         """
         self.in_step = False
         self._resume()
@@ -313,7 +316,7 @@ class LocalSynchroniser(Synchroniser):
             self._local.before_step()
 
     def scale(self) -> float | None:
-        """See Synchroniser: not the scale of now, which a worker lowers alone for any optimizer of that GradScaler."""
+        """See Synchroniser. Not the present scale, which a worker alone lowers for any optimizer of that GradScaler."""
         return float(self.scaler._init_scale) if self.scaler is not None and self.scaler.is_enabled() else None
 
     def while_waiting(self, other: "Future[Any]") -> None:
@@ -333,7 +336,7 @@ class LocalSynchroniser(Synchroniser):
             return None
 
         def resumed() -> Any:
-            """The closure may wait for other workers, and so take part in rounds: their result precedes the step."""
+            """The closure may wait for other workers, and so take part in rounds. Their result precedes the step."""
             loss = closure()
             self._resume()
             return loss
@@ -360,10 +363,10 @@ class LocalSynchroniser(Synchroniser):
         self._spread()
 
     def _spread(self) -> None:
-        """Copy what has changed in the leader's model to those that hold the same."""
+        """Copy the changes in the leader's model to the workers that hold the same tensors."""
         number = 2 * self.rounds if self._local is None else 2 * self._local.count + self._local.exchanging
         changed, number = self._reduction.announce(self._model.written, len(self._tensors), number)
-        self.rounds, self._leader_exchanges = number // 2, bool(number % 2)  # all save at the same places
+        self.rounds, self._leader_exchanges = number // 2, bool(number % 2)  # all workers save at the same places
         self._model.written.clear()
         self._reduction.copy(tensor for index in changed for tensor in self._tensors[index])
         self._reduction.check_round(self.rounds)
@@ -376,7 +379,7 @@ class LocalSynchroniser(Synchroniser):
         self.ended = True
 
     def share_model(self) -> None:
-        """See Synchroniser: the members' weights are the same already."""
+        """See Synchroniser. The members' weights are equal already."""
         self.ended = True
         self._spread()
         self._state.copy_final(*self._reduction.last_broadcasts(self._state.prefix), trained=False)

@@ -1,4 +1,4 @@
-"""The tensors of a script's model: which are trained, and copying all of them from one worker to the others."""
+"""The tensors of a script's model: which are trained, and how all are copied from one worker to the others."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,13 +22,13 @@ __all__ = ["Broadcast", "ModelState", "PartyBroadcast", "Shard", "check_layout"]
 
 
 class Broadcast:
-    """Copies bytes and tensors from one worker to all others, exactly: initial values are never encoded.
+    """Copies bytes and tensors from one worker to all others, exactly, because initial values are never encoded.
 
-    Blocks; all workers make the same calls. Raises the client's error after the job has failed.
+    Blocks. All workers make the same calls. Raises the client's error after the job has failed.
 
-    source: its global rank; by default that of the one that provides the initial values.
+    source: the worker's global rank; by default, the worker that provides the initial values.
     shard: of the keys, see Tensor.
-    is_source: whether that is this worker.
+    is_source: whether this worker is the source.
     """
 
     def __init__(self, client: Client, source: int | None = None, shard: int = EVERY) -> None:
@@ -38,8 +38,8 @@ class Broadcast:
         self.is_source = client.is_master if self._source is None else client.global_rank == self._source
 
     def arrays(self, values: dict[str, Array]) -> None:
-        """Declare keys of these names and write the source's values to all workers' arrays: 1-D, contiguous, of
-        float16, float32 or float64, of the same sizes everywhere.
+        """Declare keys of these names, and write the source's values to all workers' arrays. The arrays are 1-D,
+        contiguous, of float16, float32 or float64, and have equal sizes in all workers.
         """
         client = self._client
         tensors = [Tensor(name, value.size, str(value.dtype), shard=self._shard) for name, value in values.items()]
@@ -63,9 +63,9 @@ class Broadcast:
 
 
 class PartyBroadcast(Broadcast):
-    """As Broadcast: through the servers between the leaders of parties, and within each party by its process group.
+    """Like Broadcast: through the servers between the leaders of parties, and within each party by its process group.
 
-    between: that of the leaders, None in other workers.
+    between: the leaders' Broadcast; None in other workers.
     origin: the source's rank in its party.
     """
 
@@ -77,7 +77,7 @@ class PartyBroadcast(Broadcast):
         self.is_source = self._own and group.rank == self._origin
 
     def arrays(self, values: dict[str, Array]) -> None:
-        """See Broadcast; the source leads its party."""
+        """See Broadcast. The source leads its party."""
         if self._between is not None:
             self._between.arrays(values)
         for value in values.values():
@@ -94,13 +94,13 @@ class PartyBroadcast(Broadcast):
 
 
 _ROUNDING = 1e-2
-"""Of the largest element of a tensor."""
+"""The largest difference that rounding explains, relative to the largest element of a tensor."""
 _TINY = 1e-6
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of a model that fully_shard has left a worker: shard `index` of `count`, in a party of `workers`."""
+    """The part of a model that fully_shard has left to a worker: shard `index` of `count`, in a party of `workers`."""
 
     index: int
     count: int
@@ -108,14 +108,14 @@ class Shard:
 
 
 class ModelState:
-    """The tensors of `model` by name, each once, also if modules share it.
+    """The tensors of `model` by name. A tensor that modules share is contained once.
 
-    trained: those that `optimizer` updates, of a floating dtype, with elements; of a shard, with elements in that.
+    trained: the tensors that `optimizer` updates. They have a floating dtype and elements, in a shard within the shard.
     others: the other parameters, and `buffers`.
-    prefix: of the names of keys; with that of the shard.
+    prefix: of the names of keys; includes the shard's prefix.
 
-    Raises InvalidSettings for parameters of the optimizer that the model does not have, those that cannot be exchanged,
-    and a model that is not divided as the job is.
+    Raises InvalidSettings for parameters of the optimizer that the model does not have, for tensors that cannot be
+    exchanged, and for a model that is not divided as the job is.
     """
 
     def __init__(self, model: Any, optimizer: Any, prefix: str = "", shard: Shard | None = None) -> None:
@@ -160,8 +160,9 @@ class ModelState:
                 raise InvalidSettings(what, "divide the model into fewer shards")
 
     def check_unchanged(self) -> None:
-        """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged, and once if the model
-        has others than it had: that takes as long as a step of a small model.
+        """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged. Also raise it, but
+        check only
+        once, if the model has new parameters: this check takes as long as a step of a small model.
         """
         hint = "call wrap after the last change of the model and of the optimizer's groups"
         if [id(item) for item in self._in_groups()] != self._updated:
@@ -175,18 +176,20 @@ class ModelState:
                 raise InvalidSettings(f"parameter {name} has a gradient, and was frozen when it was wrapped", hint)
 
     def added(self) -> str:
-        """The first parameter that the model has got since; "" if none."""
+        """The first parameter that the model has got since; "" if there is none."""
         return next((name for name, item in self.model.named_parameters() if id(item) not in self._known), "")
 
     def _in_groups(self) -> "Iterator[Any]":
         return (item for group in self.optimizer.param_groups for item in group["params"])
 
     def copy_initial(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
-        """Copy all tensors from the worker that provides the initial values, which then are the values of the keys of
-        trained tensors; blocks. whole: for tensors that are not divided; None: `broadcast`, as for the others.
+        """Copy all tensors from the worker that provides the initial values. The values of the trained tensors then are
+        the values of their keys. Blocks.
 
-        Raises InvalidSettings, naming the tensor, if this worker's differ from that worker's in name, dtype or shape,
-        or its optimizer in class, groups or state.
+        whole: for tensors that are not divided; None: `broadcast`, as for the others.
+
+        Raises InvalidSettings that names the tensor, if this worker's tensors differ from that worker's in name, dtype
+        or shape. Also raises it if its optimizer differs in class, groups or state.
         """
         mine = self._manifest()
         theirs = json.loads(broadcast.data(f"{self.prefix}geomx.manifest", json.dumps(mine).encode()))
@@ -198,8 +201,10 @@ class ModelState:
         self._copy_each(broadcast, whole, "geomx.others", self.others)
 
     def copy_final(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> str:
-        """Copy all other tensors, and with `trained` all, from one worker to the others; once, at the end. whole: see
-        `copy_initial`. Return the trained tensor that this has changed by more than rounding errors, or "".
+        """Copy all other tensors, and with `trained` all tensors, from one worker to the others; once, at the end.
+        Return the trained tensor that this has changed by more than rounding errors, or "".
+
+        whole: see `copy_initial`.
         """
         tensors = {**(self.trained if trained else {}), **self.others}
         changed = self._copy_each(broadcast, whole, "geomx.final", tensors)
@@ -208,7 +213,7 @@ class ModelState:
     def _copy_each(
         self, broadcast: Broadcast, whole: Broadcast | None, name: str, tensors: Mapping[str, Any]
     ) -> list[str]:
-        """Return the names of trained ones that were not the same but for rounding errors."""
+        """Return the names of trained tensors that differed by more than rounding errors."""
         divided = {key: tensor for key, tensor in tensors.items() if whole is not None and is_divided(tensor)}
         changed = self._copy(broadcast, f"{name}.shards", divided)
         rest = {key: tensor for key, tensor in tensors.items() if key not in divided}
@@ -253,7 +258,7 @@ def check_layout(name: str, parameter: Any, workers: int, shards: int) -> None:
     if mesh.shape[-1] != shards:
         what = f"parameter {name} is divided into {mesh.shape[-1]} shards, in a job with --shards {shards}"
         raise InvalidSettings(what, f"launch with --shards {mesh.shape[-1]}, or give fully_shard another mesh")
-    # Types by name: other placements, as those of tensor parallelism, derive from these.
+    # Types by name, because other placements, such as tensor parallelism's, derive from these.
     kinds = [type(item).__name__ for item in parameter.placements]
     if kinds not in (["Shard"], ["Replicate", "Shard"]) or mesh.flatten().tolist() != list(range(workers)):
         what = f"parameter {name} is placed as {parameter.placements} on a mesh of shape {tuple(mesh.shape)}"
@@ -262,7 +267,7 @@ def check_layout(name: str, parameter: Any, workers: int, shards: int) -> None:
 
 
 def _check_memory(name: str, tensor: Any) -> None:
-    """Raise InvalidSettings for a tensor without values, and one whose elements share memory."""
+    """Raise InvalidSettings for a tensor without values, and for a tensor whose elements share memory."""
     own = local(tensor)
     if own.is_meta:
         hint = "call model.to_empty(device=...), and set the values or load them, before wrap"
@@ -273,7 +278,7 @@ def _check_memory(name: str, tensor: Any) -> None:
 
 
 def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise InvalidSettings for the first difference."""
+    """Raise InvalidSettings that names the first difference."""
     hint = "build the same model and optimizer in every worker, from the same options"
     for name in dict.fromkeys((*theirs["tensors"], *mine["tensors"])):
         own, other = (_described(side["tensors"].get(name)) for side in (mine, theirs))
@@ -295,7 +300,7 @@ def _described(entry: Any) -> str:
 
 
 def _elements(tensor: Any) -> Array:
-    """A 1-D copy in CPU memory, in the dtype in which its contributions travel, which holds each of its values."""
+    """A 1-D copy in CPU memory, in the dtype in which contributions are sent. This dtype holds each of its values."""
     copied = local(tensor).to("cpu", EXCHANGED[tensor.dtype], copy=True, memory_format=torch.contiguous_format)
     array: Array = copied.reshape(-1).numpy()
     return array
@@ -320,5 +325,5 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _division(tensor: Any) -> str:
-    """How a tensor is divided within a party; how many replicas its shards have may differ between parties."""
+    """How a tensor is divided within a party. The number of replicas of its shards may differ between parties."""
     return f" as {tensor.placements[-1]}" if is_divided(tensor) else ""

@@ -1,4 +1,6 @@
-"""Has the job notice if workers train different models: each sends a sketch of its own, which the servers compare."""
+"""Lets the job notice if workers train different models. Each sends a sketch of its model, and the servers compare
+these.
+"""
 
 import math
 import platform
@@ -23,38 +25,38 @@ if TYPE_CHECKING:
 __all__ = ["CheckTimes", "Compared", "ModelWatch", "comparable", "compare_request", "sketch"]
 
 _FIRST = 3
-"""Steps, from the first on, in which the models are compared in any case."""
+"""The number of first steps in which the models are always compared."""
 _SHARE = 0.005
-"""Of a step, that comparisons may take on average, beyond the first ones."""
+"""The share of a step's time that comparisons after the first ones may take on average."""
 _FREE = 0.5
-"""Seconds of a job that the first ones may take."""
+"""The seconds of a job that the first comparisons may take."""
 _PERIOD = 30.0
-"""Seconds, at least, between two comparisons of a long job."""
+"""The fewest seconds between two comparisons in a long job."""
 _PROGRESS = 8
-"""Comparisons at least, while the number of steps doubles, if they are not closer than the period."""
+"""The fewest comparisons while the number of steps doubles, unless they were closer than the period."""
 _NAME = 64 - len(LARGEST)
-"""Characters of a hyper-parameter's name."""
+"""Limit on the characters of a hyper-parameter's name."""
 _SCHEDULABLE = frozenset({"lr", "weight_decay", "momentum", "betas"})
-"""What scripts change during training."""
+"""Hyper-parameters that scripts change during training."""
 _FEW = 8
-"""Numbers of one, as betas are several."""
+"""Limit on the numbers of one hyper-parameter: betas, for example, are several."""
 _OPTIMIZERS = 16
-"""Optimizers of a script that are watched."""
+"""Limit on a script's optimizers that are watched."""
 _MISSES = 100
-"""Steps of an optimizer that trains nothing to compare, after which it is not looked at any more."""
+"""After so many steps in which an optimizer trains nothing to compare, it is no longer checked."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What workers should have alike when an optimizer begins a step: tensors by name; without any, its
-    hyper-parameters.
+    """The values that workers should have alike when an optimizer begins a step: tensors by name, or, if there are
+    none, its hyper-parameters.
 
     send: takes a row of ModelComparison.
     scope: of the names.
     of: how many workers send.
-    in_step: whether steps of this number follow as many batches in all workers.
-    scale: with which a GradScaler has begun.
-    epoch: the batches in one of this worker, on which schedules depend; 0 if unknown.
+    in_step: whether steps of this number follow equally many batches in all workers.
+    scale: the scale with which a GradScaler has begun.
+    epoch: the batches in one epoch of this worker, on which schedules depend; 0 if unknown.
     """
 
     send: "Callable[[Body], None]"
@@ -69,8 +71,8 @@ class Compared:
 class CheckTimes:
     """The steps in which the models are compared: the first ones, then multiples of a power of two.
 
-    Each worker chooses the power by its own clock. As all multiples of a higher power are multiples of a lower one too,
-    workers that choose differently still meet, without a message.
+    Each worker chooses the power by its own clock. All multiples of a higher power are multiples of a lower power too.
+    So workers that choose differently still meet, without a message.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,12 +97,12 @@ class CheckTimes:
         return self.step % (1 << max(0, by_cost, min(by_progress, by_time))) == 0
 
     def took(self, seconds: float) -> None:
-        """A comparison has taken so long."""
+        """A comparison has taken so many seconds."""
         self._cost = seconds if self.step < _FIRST else (self._cost + seconds) / 2
         self._spent += seconds
 
     def state(self) -> dict[str, float]:
-        """Return what is kept between steps."""
+        """Return the state between steps."""
         elapsed = self._clock() - self._began
         return {"step": self.step, "elapsed": elapsed, "cost": self._cost, "spent": self._spent}
 
@@ -114,7 +116,7 @@ class CheckTimes:
 class Watchable(Protocol):
     """A script's store, as a ModelWatch sees it.
 
-    passes: backward passes that have exchanged gradients; None where no step is possible after others.
+    passes: backward passes that have exchanged gradients; None if steps are possible only after these.
     watch: the comparison of its models.
     """
 
@@ -125,16 +127,16 @@ class Watchable(Protocol):
         """See the class."""
 
     def compared(self, optimizer: Any) -> Sequence[Compared]:
-        """What is equal in several workers when this optimizer begins a step."""
+        """The values that are equal in several workers when this optimizer begins a step."""
 
 
 class ModelWatch:
-    """Sends sketches of what optimizers are about to update. For the training thread.
+    """Sends sketches of the tensors that optimizers are about to update. For the training thread.
 
-    Steps begin with equal models in all workers of a synchronous job, whatever was done to the weights since the last
-    step. Steps with nothing but a worker's own gradients are left out, as those of local SGD: they differ on purpose.
-    Of algorithms with local steps hyper-parameters are compared, also where workers are at other steps: a row is
-    compared with that of another worker's step of the same number.
+    In a synchronous job, steps begin with equal models in all workers, whatever the script did to the weights since the
+    last step. Steps with only a worker's own gradients are left out, such as steps of local SGD: they differ on
+    purpose. For algorithms with local steps, hyper-parameters are compared, even if workers are at different steps. A
+    row is compared with another worker's row of the same step number.
     """
 
     def __init__(self) -> None:
@@ -167,12 +169,12 @@ class ModelWatch:
         watched.times.took(time.monotonic() - began)
 
     def state(self, optimizers: Sequence[Any]) -> list[Any]:
-        """Return what is kept of these optimizers between steps: None of those that have taken none."""
+        """Return the state of these optimizers between steps; None for optimizers that have taken none."""
         found = [self._watched.get(each) for each in optimizers]
         return [None if each is None else each.state() for each in found]
 
     def load(self, state: Sequence[Any], optimizers: Sequence[Any]) -> None:
-        """Continue from a `state` of as many optimizers."""
+        """Continue from a `state` of equally many optimizers."""
         for optimizer, saved in zip(optimizers, state, strict=True):
             if saved is not None:
                 self._watched[optimizer] = _Watched(saved["number"])
@@ -181,8 +183,8 @@ class ModelWatch:
 
 
 class _Watched:
-    """An optimizer, and which of its tensors were trained in its first step; the hyper-parameters in that step, and
-    the largest value of those that have changed since.
+    """An optimizer. It knows which of its tensors were trained in its first step, the hyper-parameters in that step,
+    and the largest value of hyper-parameters that have changed since.
     """
 
     def __init__(self, number: int) -> None:
@@ -195,7 +197,7 @@ class _Watched:
         self._largest: dict[str, float] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return what is kept between steps."""
+        """Return the state between steps."""
         own = {"number": self._number, "passes": self.passes, "layout": self._layout, "first": sorted(self._first)}
         return {**own, "original": self._original, "largest": self._largest, "times": self.times.state()}
 
@@ -216,7 +218,7 @@ class _Watched:
             if key not in known:
                 continue
             if f"initial_{key}" in optimizer.param_groups[0] or number != self._original.setdefault(name, number):
-                if key not in _SCHEDULABLE or not compared.in_step:  # the optimizer itself changes other ones
+                if key not in _SCHEDULABLE or not compared.in_step:  # only the optimizer itself changes other ones
                     continue
                 scheduled[LARGEST + name] = self._largest[name] = max(abs(number), self._largest.get(name, 0.0))
             found.append((name, number))
@@ -256,8 +258,8 @@ def compare_request(kind: str, scope: str, step: int, of: int, settings: Mapping
 
 
 def comparable(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a model's trained tensors that only optimizers change: not embeddings that a forward pass normalises,
-    in each worker the rows of its own batch.
+    """The trained tensors of a model that only optimizers change. An example of others: embeddings that a forward pass
+    normalises, in each worker the rows of its own batch.
     """
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     normalised = {
@@ -268,9 +270,9 @@ def comparable(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def sketch(tensors: Sequence[Any]) -> "Array":
-    """Sums of parts of each tensor's elements, and their norm: of shape (tensors, SUMS + 1), float32.
+    """Sums of parts of each tensor's elements, and the tensor's norm: of shape (tensors, SUMS + 1), float32.
 
-    Differences between tensors are about as large in it as they are. Only these numbers leave a GPU.
+    Differences between tensors are about as large in the sums as in the tensors. Only these numbers leave a GPU.
     """
     rows: list[Any] = []
     for tensor in tensors:
@@ -287,7 +289,7 @@ def sketch(tensors: Sequence[Any]) -> "Array":
 
 
 def _merged(names: Sequence[str], marks: "Array", sums: "Array") -> tuple[list[str], "Array", "Array"]:
-    """As many tensors as are compared: of more, neighbours count as one, under the name of the first."""
+    """As many tensors as are compared. If there are more, neighbours count as one, under the name of the first."""
     every = -(-len(names) // MAX_COMPARED)
     if every == 1:
         return list(names), marks, sums
@@ -326,6 +328,6 @@ def _number(value: Any) -> float | None:
 
 
 def _platform(tensor: Any) -> str:
-    """What decides how an optimizer's arithmetic is rounded."""
+    """The platform, which decides how an optimizer's arithmetic is rounded."""
     device = torch.cuda.get_device_name(tensor.device) if tensor.is_cuda else torch.backends.cpu.get_cpu_capability()
     return f"{torch.__version__} {platform.machine()} {device} {torch.get_num_threads()}"[:200]

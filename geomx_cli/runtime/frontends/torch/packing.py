@@ -1,4 +1,4 @@
-"""Trees of tensors as arrays of bytes, which any file or message can hold, and back."""
+"""Converts trees of tensors to arrays of bytes, which any file or message can hold, and back."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,15 +17,17 @@ __all__ = ["pack_state", "unpack_state"]
 
 
 def pack_state(value: Any, name: str) -> State:
-    """See `pack`: with tensors, those on the CPU in their own memory, dtypes and devices. Of a DTensor it has the part
-    of this process.
+    """See `pack`. The tree may have tensors: tensors on the CPU in their own memory, with dtypes and devices. For a
+    DTensor it has this process's part.
     """
     return pack(value, name, _to_array)
 
 
 def unpack_state(state: State, divided: Sequence[Any] = ()) -> Any:
-    """Return the tree of a `pack_state`; its tensors are on the CPU, but for DTensors: these are on the meshes of
-    `divided`, other DTensors of this process. Without any the parts of this process take their place.
+    """Return the tree of a `pack_state`. Its tensors are on the CPU, except DTensors.
+
+    divided: DTensors of this process, on whose meshes the tree's DTensors are. If there are none, this process's parts
+        take the place of DTensors.
     """
     return unpack(state, partial(_from_array, divided))
 
@@ -64,7 +66,7 @@ def _from_array(divided: Sequence[Any], array: Array, about: Any) -> Any:
 
 
 def _divided(own: Any, known: Sequence[Any], mesh: list[int], placements: list[str], shape: Any, stride: Any) -> Any:
-    """A DTensor of which this process has this part, placed as one of the known."""
+    """A DTensor of which this process has this part, placed like one of the known DTensors."""
     from torch.distributed.tensor import DTensor
 
     for each in known:

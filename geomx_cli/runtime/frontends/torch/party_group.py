@@ -29,12 +29,12 @@ __all__ = ["Gathered", "PartyGroup"]
 
 _POLL = 0.02
 _MARKS = 60
-"""Bits of a gathered number below its marks: _WISHES, and of the first worker _STOPS and _SAVES; see
-`PartyGroup.use_stops` and `use_saves`.
+"""Number of bits of a gathered number below its marks. The marks are _WISHES and, of the first worker, _STOPS and
+_SAVES; see `PartyGroup.use_stops` and `use_saves`.
 """
 _WISHES, _STOPS, _SAVES = 1, 2, 4
 _CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed out", "timed out")
-"""What gloo and NCCL say of a worker that has ended, and of one that takes no part."""
+"""Texts in errors of gloo and NCCL about a worker that has ended, and about a worker that takes no part."""
 
 
 class PartyGroup:
@@ -45,7 +45,7 @@ class PartyGroup:
     `patience`, counted from the last time at which code of any worker ran (`activity`). Call all methods except `wait`
     in the training thread.
 
-    rank, size: of this worker, among its party's.
+    rank, size: this worker's rank among its party's workers, and their number.
     leads: whether it exchanges with the servers, as rank 0 does.
     stops: whether all stop, as rank 0 announced with the last gather; see `use_stops`.
     gathers, save_is_due: see SavingGroup.
@@ -61,7 +61,7 @@ class PartyGroup:
         assert settings.rank is not None
         self.rank, self.size = settings.rank, settings.group_size
         self.leads = self.rank == 0
-        self._peer = ""  # which worker has ended, where it can be one only
+        self._peer = ""  # which worker has ended, if only one is possible
         if self.size == 2 or not self.leads:
             self._peer = f"{settings.party}/worker:{int(self.leads)}"
         self._settings = settings
@@ -69,9 +69,9 @@ class PartyGroup:
         self._patience = timedelta(seconds=settings.number("patience"))
         self._client: Client | None = None
         self.restarts = bool(settings.state_dir)
-        # The leader first waits as long for the servers and the other parties.
+        # Before that, the leader waits as long for the servers and the other parties.
         self._limit = settings.number("timeout") * (1 if self.leads else 2)
-        if settings.supervised:  # an agent tells if one ends before it has joined
+        if settings.supervised:  # an agent reports a worker that ends before it has joined
             self._limit = FOREVER.total_seconds()
         limit = timedelta(seconds=self._limit)
         with self._connecting():
@@ -90,8 +90,8 @@ class PartyGroup:
         self._wants_save: Callable[[], bool] | None = None
 
     def part(self, ranks: Sequence[int], name: str) -> "PartyGroup":
-        """A group of some workers only, this one among them, ranked in this order; blocks until all of these have
-        called this, with the same name. Failures are those of the party.
+        """A group of only some workers, including this one, ranked in this order. Blocks until all of them have called
+        this, with the same name. Its failures are failures of the party.
         """
         found = copy.copy(self)
         found.rank, found.size = ranks.index(self.rank), len(ranks)
@@ -104,24 +104,25 @@ class PartyGroup:
         return found
 
     def leave(self) -> None:
-        """End the threads of gloo, here and in the parts. No operation may follow.
+        """End the threads of gloo, here and in the groups of some workers. No operation may follow.
 
-        They need Python to drop tensors, which aborts the process while the interpreter shuts down.
+        The threads need Python to drop tensors. While the interpreter shuts down, this aborts the process.
         """
         self.activity.stop()
         for group in (*self._parts, self):
             group._gloo = None
 
     def await_end(self) -> None:
-        """This worker's script is over: wait until all workers' scripts are over, because all would have to begin again
-        if one worker is killed. Without `restarts` nobody waits.
+        """This worker's script has ended. Wait until all workers' scripts have ended, because all would have to begin
+        again if one worker is killed. Without `restarts` this does not wait.
         """
         if not self.restarts:
             return
         try:
             self._await_all("over", FOREVER.total_seconds())
             parting.note_over(self._settings)
-            # No worker ends before all have noted it. Otherwise a worker that is killed now would begin again alone.
+            # No worker ends before all have noted this. Otherwise, if a worker is killed now, it would begin again
+            # alone.
             self._await_all("noted", LAST_WAIT)
         except RuntimeError:  # the first worker, which has the store, was killed; or all scripts have ended
             self._await_agent(LAST_WAIT if parting.is_over(self._settings) else math.inf)
@@ -136,7 +137,8 @@ class PartyGroup:
             time.sleep(_POLL)
 
     def _await_agent(self, limit: float = math.inf) -> None:
-        """A worker of the group may have been killed: give the agents time to end this one too, and begin again."""
+        """A worker of the group may have been killed. Give the agents time to end this worker too, and to begin again.
+        """
         if self.restarts:
             until = time.monotonic() + limit
             knows = parting.is_over(self._settings)
@@ -144,12 +146,12 @@ class PartyGroup:
                 self._settings,
                 lambda: (
                     time.monotonic() > until or (self._client is not None and self._client.failure is not None)
-                    or (not knows and parting.is_over(self._settings))  # its agent says that the scripts of all are
+                    or (not knows and parting.is_over(self._settings))  # its agent says that all scripts have ended
                 ),
             )  # fmt: skip
 
     def post(self, row: "Body") -> None:
-        """Have the first worker send a row of ModelComparison for this one, within seconds; waits for nothing."""
+        """Let the first worker send a row of ModelComparison for this worker, within seconds. Does not wait."""
         with self._translated():
             self._store.set(GroupActivity.post_key(self.rank, self._posted), msgspec.msgpack.encode(row))
         self._posted += 1
@@ -157,12 +159,12 @@ class PartyGroup:
     def _relay(self, rank: int, content: bytes) -> None:
         by = f"{self._settings.party}/worker:{rank}"
         with contextlib.suppress(GeomxError, msgspec.DecodeError):  # the job has failed, or another program has posted
-            assert self._client is not None  # others post once it has joined
+            assert self._client is not None  # other workers post once the first has joined
             self._client.control.compare(msgspec.msgpack.decode(content, type=dict[str, Any]), by)
 
     def publish(self) -> None:
-        """Make torch.distributed's default group one of this party's workers; blocks until all have called this. Its
-        collective operations end after the option `patience`.
+        """Make the party's workers torch.distributed's default group. Blocks until all have called this. Its collective
+        operations end after the option `patience`.
         """
         if name := interface_of(own_address(self._settings)):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -175,8 +177,10 @@ class PartyGroup:
             )  # fmt: skip
 
     def form(self, client: "Client | None") -> None:
-        """Connect to the party's other workers; blocks until all have called this, and raises TimedOut after the option
-        `timeout`. client: the leader's, whose failure is raised in place of this group's.
+        """Connect to the party's other workers. Blocks until all have called this. Raises TimedOut after the option
+        `timeout`.
+
+        client: the leader's. Its failure is raised in place of this group's failure.
         """
         self._client = client
         self._meet()
@@ -206,7 +210,7 @@ class PartyGroup:
             raise TimedOut(what, "see the log there; --timeout sets the limit") from None
 
     def use_gpus(self) -> None:
-        """Add and send tensors on GPUs by NCCL. Idempotent. Raises InvalidSettings if torch has none."""
+        """Add and send tensors on GPUs by NCCL. Idempotent. Raises InvalidSettings if torch has no NCCL."""
         if self._nccl is not None:
             return
         if not distributed.is_nccl_available():
@@ -222,8 +226,10 @@ class PartyGroup:
         )
 
     def add(self, tensor: Any, *, patient: bool = False) -> Any:
-        """Begin to replace a contiguous tensor by its sum over all workers, the same bits in all; wait for what is
-        returned. patient: see `begin_gather`.
+        """Begin to replace a contiguous tensor by its sum over all workers, with the same bits in all. Returns an
+        operation for which to wait.
+
+        patient: see `begin_gather`.
         """
         options = distributed.AllreduceOptions()
         options.reduceOp = distributed.ReduceOp.SUM
@@ -235,7 +241,9 @@ class PartyGroup:
         return work
 
     def send(self, tensor: Any, source: int = 0) -> Any:
-        """Begin to copy a contiguous tensor from the worker of rank `source` to all; wait for what is returned."""
+        """Begin to copy a contiguous tensor from the worker of rank `source` to all. Returns an operation for which to
+        wait.
+        """
         options = distributed.BroadcastOptions()
         options.rootRank = source
         options.timeout = FOREVER
@@ -243,7 +251,9 @@ class PartyGroup:
             return self._of(tensor).broadcast([tensor], options)
 
     def wait(self, work: Any) -> None:
-        """Wait for an operation; on a GPU, the current stream does. Thread-safe. Raises as the class says."""
+        """Wait for an operation. On a GPU, the current stream waits. Thread-safe. Raises the errors that the class
+        names.
+        """
         with self._translated():
             work.wait()
 
@@ -269,8 +279,9 @@ class PartyGroup:
         self._wants_save = wishes
 
     def begin_gather(self, value: int, *, patient: bool = False) -> "Gathered":
-        """Begin to collect every worker's number, from 0, below 2^60. patient: without a limit, where leaders wait for
-        servers.
+        """Begin to collect every worker's number (at least 0, below 2^60).
+
+        patient: whether to wait without a time limit, because leaders wait for servers.
         """
         self.gathers += 1
         table = torch.zeros(self.size, dtype=torch.int64, device="cpu")
@@ -282,7 +293,7 @@ class PartyGroup:
         return self.begin_gather(value, patient=patient).values
 
     def gather_bytes(self, data: "Array") -> "Array":
-        """Every worker's bytes (1-D, uint8, as many in all), by rank, of shape (workers, bytes); blocks."""
+        """Every worker's bytes (1-D, uint8, equally many in all), by rank, of shape (workers, bytes). Blocks."""
         table = torch.zeros((self.size, data.size), dtype=torch.uint8, device="cpu")
         table[self.rank] = torch.tensor(data, device="cpu")
         self.wait(self.add(table))
@@ -316,7 +327,7 @@ class PartyGroup:
             raise self._failure(error, self._peer) from error
 
     def lost(self, error: RuntimeError) -> GeomxError | None:
-        """What an error of torch.distributed says of this group: that a worker has ended or hangs, else None."""
+        """The meaning of torch.distributed's error for this group: a worker has ended, or hangs; otherwise None."""
         said = str(error)
         return self._failure(error, "") if any(words in said for words in (*_CLOSED, *_LATE)) else None
 
@@ -343,7 +354,7 @@ class Gathered:
 
     @property
     def values(self) -> list[int]:
-        """The numbers by rank; blocks until all are here. Thread-safe."""
+        """The numbers by rank. Blocks until all have arrived. Thread-safe."""
         self._group.wait(self._work)
         values = [int(value) for value in self._table]
         self._group.note_stops([value >> _MARKS for value in values])

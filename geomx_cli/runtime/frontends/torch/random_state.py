@@ -22,7 +22,7 @@ def random_state() -> State:
 
 
 def set_random_state(state: State) -> None:
-    """Restore a state. For GPUs, restore the states of the GPUs that are here."""
+    """Restore a state. Of GPUs, restore only those that this process has."""
     general.set_random_state(state)
     torch.set_rng_state(_bytes(state.arrays["torch"]))
     for index, array in state.named("cuda").items():

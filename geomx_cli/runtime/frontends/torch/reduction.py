@@ -1,4 +1,4 @@
-"""What `--reduce` and `--shards` change: how a party's workers add up what leaves the party."""
+"""The effects of `--reduce` and `--shards`: how a party's workers add their values before these leave the party."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -34,24 +34,25 @@ _OLD, _FAILED, _STEPPED = range(3)
 """How new a worker's model is at the end: it did not contribute to the last round, has not taken its step, or has."""
 _UNEVEN = "a worker of this party has finished before the others, and they go on without a state of it"
 _MOST = 1 << 20
-"""Above the number of a job's workers."""
+"""A number above a job's number of workers."""
 
 
 class Reduction:
-    """None: every worker is a member of the parameter server and contributes by itself. Base class of the others.
+    """No reduction in the party: every worker is a member of the parameter server and contributes by itself. Base class
+    of the others.
 
     All workers of a party make the same calls in the same order. For the training thread.
 
-    client: the member's; None in workers that are none.
+    client: the member's; None in workers that are no members.
     passes: the order of backward passes, for all optimizers of the script.
-    operations: the same where the party's workers add gradients by themselves, else None.
+    operations: the same object if the party's workers add gradients by themselves, otherwise None.
     shard: the part of the model that this worker holds; None if it holds all.
     in_party: whether the workers of a party take equal steps.
-    weight: of how many workers each gradient is the mean already, when it is computed.
-    local_to: of whom gradients are that have not been exchanged.
+    weight: the number of workers of which each gradient, when computed, is already the mean.
+    local_to: whose gradients are local before they are exchanged.
     rank: among the workers that take equal steps.
     global_rank, num_all_workers, party_ranks: see BaseStore.
-    warn: tells the user of what affects the result.
+    warn: warns the user of conditions that affect the result.
     """
 
     operations: PartyOperations | None = None
@@ -85,19 +86,20 @@ class Reduction:
         return None if self.client is None else self.client.failure
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """The failure in the party that caused this error of the script; None if there is none."""
+        """The failure in the party that caused this error of the script; None if no failure did."""
         return None
 
     # Comparisons with other workers.
 
     def holders(self) -> tuple[int, int]:
-        """How many workers of the job have the tensors that this one has, and how many of those that take each step
-        together with it: itself, or a party.
+        """How many workers of the job have the tensors that this worker has. Also how many of them take each step
+        together with
+        it: only itself, or a party.
         """
         return self.num_all_workers, 1
 
     def compare(self, row: "Body") -> None:
-        """Send a row of ModelComparison in this worker's name; waits for nothing."""
+        """Send a row of ModelComparison in this worker's name. Does not wait."""
         self.member.control.compare(row)
 
     def gather(self, name: str, digest: "Array") -> "Future[Array] | None":
@@ -107,32 +109,33 @@ class Reduction:
     # The begin.
 
     def check(self, optimizer: Any, buffers: str, algorithm: str, *, by_gradients: bool) -> None:
-        """Raise InvalidSettings for what cannot be wrapped in such a job."""
+        """Raise InvalidSettings for a model or optimizer that cannot be wrapped in such a job."""
         if by_gradients:
             _refuse_closures(optimizer, f"--algo {algorithm}", "an algorithm that exchanges weights, as --algo hfa")
 
     def broadcasts(self, source: int | None = None) -> tuple[Broadcast, ...]:
-        """Copies from the member of this rank, by default the one that provides the initial values: of all tensors; or
-        of this shard, and of what is not divided.
+        """The functions that copy from the member of this rank, by default the member that provides the initial values:
+        one for all tensors, or one for this shard and one for the tensors that are not divided.
         """
         return (Broadcast(self.member, source),)
 
     def own_keys(self) -> Broadcast:
-        """Declares keys of members beside those of trained tensors."""
+        """Declares keys of members, in addition to the keys of trained tensors."""
         return Broadcast(self.member)
 
     def choose_device(self, state: ModelState) -> None:
-        """Choose where gradients are added in the party, given a model; blocks."""
+        """Choose where gradients are added in the party, given a model. Blocks."""
 
     # Backward passes and steps.
 
     def share_gradients(self, parameters: Sequence[Any], round_: int, workers: int) -> None:
-        """A round has ended in the leader: give its gradients to the replicas, which have none of it yet. workers: that
-        contributed to it.
+        """A round has ended in the leader. Give its gradients to the replicas, which do not have them yet.
+
+        workers: the number that contributed to it.
         """
 
     def step(self, member: "Member") -> Sequence[int]:
-        """This worker has taken a step; return the ranks of those that have taken it together."""
+        """This worker has taken a step. Return the ranks of the workers that have taken it together."""
         return (0,)
 
     def total(self, value: int) -> int:
@@ -140,16 +143,17 @@ class Reduction:
         return value
 
     def announce(self, changed: Collection[int], count: int, number: int) -> tuple[list[int], int]:
-        """Return the numbers of the tensors, of `count`, that have changed in the leader, and its `number`: to be
-        copied to those that hold the same.
+        """Return the numbers of the tensors, of `count`, that have changed in the leader, and the leader's `number`.
+        These tensors have to be copied to the workers that hold the same ones.
         """
         return [], number
 
     def copy(self, tensors: Iterable[Any], source: int = 0) -> None:
-        """Copy tensors, or this shard of them, from the worker of this rank to those that hold the same."""
+        """Copy tensors, or this shard of them, from the worker of this rank to the workers that hold the same ones."""
 
     def check_round(self, round_: int, workers: int = 0) -> None:
-        """Check that all shards of a party are of this round, and from as many workers. Raises TrainingFailed."""
+        """Check that all shards of a party belong to this round, and have equally many workers. Raises TrainingFailed.
+        """
 
     # The end.
 
@@ -158,8 +162,8 @@ class Reduction:
         return agrees(wishes())
 
     def last_broadcasts(self, prefix: str) -> tuple[Broadcast, ...]:
-        """As `broadcasts`, at the end. If workers may have died by now (`--on-worker-loss leave`), copies are from the
-        first one that comes here.
+        """Like `broadcasts`, at the end. If workers may have died by now (`--on-worker-loss leave`), the first worker
+        that comes here is the source of copies.
         """
         if self.settings.text("on_worker_loss") != "leave":
             return self.broadcasts()
@@ -168,18 +172,20 @@ class Reduction:
         return self.broadcasts(int(self.member.control.ask("store", body).result()["values"][0]))
 
     def prepare_end(self, calls: int) -> None:
-        """The script takes no step any more, after so many rounds; blocks while others of the party do."""
+        """The script takes no further step, after so many rounds. Blocks while other workers of the party take steps.
+        """
 
     def newest(
         self, state: ModelState, *, is_newest: bool, took_part: bool, has_failed: bool
     ) -> tuple[tuple[Broadcast, ...], bool]:
-        """Copies of the newest model, which all workers take at the end, and whether this worker should have it
-        already.
+        """Copies of the newest model, which all workers take at the end. Also returns whether this worker should have
+        it already.
 
         The model is from the worker with the highest global rank among the workers that contributed to the last round.
         If possible, it is from a worker whose backward pass has not failed, and which so has taken the step.
 
-        is_newest: the member contributed to the last round. took_part: this worker took part in its party's last pass.
+        is_newest: whether the member contributed to the last round.
+        took_part: whether this worker took part in its party's last pass.
         """
         elected = self._elect(state, is_newest=is_newest, has_failed=has_failed)
         return self.broadcasts(elected), is_newest and not has_failed
@@ -198,12 +204,14 @@ class Reduction:
 
 
 class _GroupReduction(Reduction):
-    """Of a party whose workers form a group of torch.distributed. Only some are members of the parameter server.
+    """For a party whose workers form a group of torch.distributed. Only some of them are members of the parameter
+    server.
 
     The constructor joins the job. It blocks until the party's workers have joined their group, and until the workers
     that exchange with the servers have joined the servers. Raises GeomxError if that fails.
 
-    group: all of the party's workers. peers: those with the same tensors, of which rank 0 is the leader, a member.
+    group: all of the party's workers.
+    peers: the workers with the same tensors. Rank 0 of them is the leader, a member.
     """
 
     in_party = True
@@ -225,7 +233,8 @@ class _GroupReduction(Reduction):
         self.party_ranks: range = range(first, first + self.group.size)
 
     def compare(self, row: "Body") -> None:
-        """See Reduction; the party's first worker sends the rows of all, also of those that are no members."""
+        """See Reduction. The party's first worker sends the rows of all workers, also of workers that are no members.
+        """
         if self.group.size > 1:
             self.group.post(row)
         elif self.client is not None:
@@ -241,7 +250,8 @@ class _GroupReduction(Reduction):
 
     def announce(self, changed: Collection[int], count: int, number: int) -> tuple[list[int], int]:
         """See Reduction."""
-        # One message in each step names the changed tensors, and only these follow: in most local steps there are none.
+        # One message in each step names the changed tensors, and only these follow. After most local steps there are
+        # none.
         marks = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
         marks[[*changed]] = 1
         marks[-1] = number
@@ -255,7 +265,7 @@ class _GroupReduction(Reduction):
         """See Reduction."""
         parts = [local(tensor) for tensor in tensors] if self.peers.size > 1 else []
         copies = [part.to(self._device_of(part)).contiguous() for part in parts]
-        # All begin before the first is waited for, so that small tensors do not each cost a round trip.
+        # All copies begin before the code waits for the first, so that small tensors do not each cost a round trip.
         works = [self.peers.send(copy, source) for copy in copies]
         for part, copy, work in zip(parts, copies, works, strict=True):
             self.peers.wait(work)
@@ -263,11 +273,11 @@ class _GroupReduction(Reduction):
                 part.copy_(copy)
 
     def _device_of(self, part: Any) -> Any:
-        """Where a tensor is while it is copied."""
+        """The device on which a tensor is while it is copied."""
         return part.device
 
     def should_stop(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> bool:
-        """See ScriptStore: the party's first worker decides for all, with each gather of the party."""
+        """See ScriptStore. The party's first worker decides for all, with each gather of the party."""
         self.group.use_stops(wishes, agrees)
         return self.group.stops
 
@@ -282,7 +292,7 @@ class _GroupReduction(Reduction):
 
 
 class PartyReduction(_GroupReduction):
-    """`--reduce torch`: a party's workers add their gradients, and its first one exchanges the sums."""
+    """`--reduce torch`: a party's workers add their gradients, and the party's first worker exchanges the sums."""
 
     def __init__(self, session: "Session", settings: "Settings") -> None:
         super().__init__(session, settings)
@@ -296,7 +306,7 @@ class PartyReduction(_GroupReduction):
         return self.num_all_workers, self.group.size
 
     def gather(self, name: str, digest: "Array") -> "Future[Array] | None":
-        """See Reduction; the party's workers call it in the same pass."""
+        """See Reduction. The party's workers call it in the same pass."""
         rows = self.group.gather_bytes(digest)
         if self.client is None:
             return None
@@ -331,7 +341,7 @@ class PartyReduction(_GroupReduction):
     def newest(
         self, state: ModelState, *, is_newest: bool, took_part: bool, has_failed: bool
     ) -> tuple[tuple[Broadcast, ...], bool]:
-        """See Reduction: that of the best worker in the party whose leader is elected."""
+        """See Reduction. The source is the best worker in the party whose leader is elected."""
         own = (_FAILED if has_failed else _STEPPED) if took_part else _OLD
         models = self.group.gather(own)
         best = max(models)
@@ -346,8 +356,8 @@ class PartyReduction(_GroupReduction):
 class ShardReduction(_GroupReduction):
     """`--reduce torch --shards`: fully_shard divides the model over the party's workers and reduces its gradients.
 
-    Worker `rank` of a party holds shard `rank % count`, as in a mesh of (replicate, shard). The first one that holds a
-    shard is its leader, which exchanges it with the servers. The default group of torch.distributed has the party's
+    Worker `rank` of a party holds shard `rank % count`, as in a mesh of (replicate, shard). The first worker that holds
+    a shard is its leader, which exchanges it with the servers. The default group of torch.distributed has the party's
     workers. Meshes consist of these workers, and fully_shard reduces gradients in this group.
     """
 
@@ -364,7 +374,7 @@ class ShardReduction(_GroupReduction):
         self.group.publish()
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """See Reduction; fully_shard raises what fails in the party's group as it is."""
+        """See Reduction. fully_shard raises failures in the party's group unchanged."""
         return self.group.lost(error) if isinstance(error, RuntimeError) else None
 
     def holders(self) -> tuple[int, int]:
@@ -372,7 +382,7 @@ class ShardReduction(_GroupReduction):
         return self.num_all_workers // self._count, self.group.size // self._count
 
     def gather(self, name: str, digest: "Array") -> "Future[Array] | None":
-        """See Reduction; a shard's leader speaks for its party, whose gradients fully_shard has reduced."""
+        """See Reduction. A shard's leader speaks for its party, whose gradients fully_shard has reduced."""
         own = np.concatenate([digest, np.array([self.global_rank], np.int32).view(np.uint8)])
         gathered = to_first_worker(self.member, name, own)
         return None if gathered is None else after([gathered], lambda: self._by_global_rank(gathered.result()))
@@ -403,7 +413,7 @@ class ShardReduction(_GroupReduction):
         return Broadcast(self.member, self._index if source is None else source, self._index)
 
     def share_gradients(self, parameters: Sequence[Any], round_: int, workers: int) -> None:
-        """See Reduction. Raises TrainingFailed if the party's shards then are of different rounds."""
+        """See Reduction. Raises TrainingFailed if the party's shards then belong to different rounds."""
         own = [index for index, parameter in enumerate(parameters) if parameter.grad is not None]
         found, workers = self.announce(own if self.client is not None else (), len(parameters), workers)
         for index in found:
@@ -413,7 +423,7 @@ class ShardReduction(_GroupReduction):
         self.check_round(round_, workers)
 
     def step(self, member: "Member") -> Sequence[int]:
-        """See Reduction: fully_shard makes all optimizers of a party take the same step, each of its shard."""
+        """See Reduction. With fully_shard, all optimizers of a party take the same step, each for its own shard."""
         return range(self.group.size)
 
     def _device_of(self, part: Any) -> Any:
@@ -436,7 +446,7 @@ class ShardReduction(_GroupReduction):
     def newest(
         self, state: ModelState, *, is_newest: bool, took_part: bool, has_failed: bool
     ) -> tuple[tuple[Broadcast, ...], bool]:
-        """See Reduction: the leaders of all shards elect the same party."""
+        """See Reduction. The leaders of all shards elect the same party."""
         # One number for both, so that the party gathers once: bit 0 is a failure, bit 1 an older model.
         values = self.group.gather(has_failed + 2 * (not is_newest))
         failed, all_newest = any(value & 1 for value in values), not any(value & 2 for value in values)
@@ -447,7 +457,7 @@ class ShardReduction(_GroupReduction):
 
 
 def check_same_round(group: PartyGroup, round_: int, workers: int) -> None:
-    """Raise TrainingFailed unless all workers of the group are in this round, of so many workers; blocks."""
+    """Raise TrainingFailed unless all workers of the group are in this round, with so many workers. Blocks."""
     values = group.gather(round_ * _MOST + workers, patient=True)
     if len(set(values)) > 1:
         described = [f"round {value // _MOST} of {value % _MOST} workers" for value in values]
@@ -456,7 +466,9 @@ def check_same_round(group: PartyGroup, round_: int, workers: int) -> None:
 
 
 def _refuse_closures(optimizer: Any, job: str, instead: str) -> None:
-    """Raise InvalidSettings for an optimizer whose step runs as many backward passes as this worker's loss requires."""
+    """Raise InvalidSettings for an optimizer whose step runs a number of backward passes that depends on this worker's
+    loss.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         what = f"LBFGS with {job}: how often it computes gradients depends on each worker's own loss"
         raise InvalidSettings(what, f"use another optimizer, or {instead}")

@@ -1,4 +1,4 @@
-"""A script's model for algorithms that exchange weights: the steps are those of the script's own optimizer."""
+"""A script's model for algorithms that exchange weights; the script's own optimizer takes the steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,9 @@ class ScriptModel(ModelWeights):
     """The trained tensors of `state`.
 
     statistics: floating-point buffers to exchange too, by key.
-    written: the numbers of the parameters that the algorithm has written since it was last cleared, and for statistics
-        the number of parameters. The other workers with the same model get those.
-
-    Raises InvalidSettings for a float64 tensor: weights are exchanged in float32.
+    written: the numbers of the parameters that the algorithm has written since it was last cleared. For statistics, it
+        has the number of parameters. The other workers with the same model get these tensors. Raises InvalidSettings
+        for a float64 tensor, because weights are exchanged in float32.
     """
 
     def __init__(self, state: ModelState, statistics: Mapping[str, Any]) -> None:
@@ -85,8 +84,8 @@ class ScriptModel(ModelWeights):
 class _ScriptSteps(LocalSteps):
     """Counts the steps that the script's optimizer has taken.
 
-    A weight is the memory of a contiguous float32 tensor on the CPU itself, else a copy made after each step once it is
-    needed.
+    A weight is the memory of the tensor itself if that is contiguous, float32 and on the CPU. Otherwise it is a copy
+    that is made after each step, once it is needed.
     """
 
     def __init__(self, model: ScriptModel) -> None:
@@ -108,7 +107,7 @@ class _ScriptSteps(LocalSteps):
         self._is_current = False
 
     def step(self, samples: int, watch: "Stopwatch") -> None:
-        """See LocalSteps; the script has taken it."""
+        """See LocalSteps. The script has taken the step."""
         self.count += 1
         self.samples += samples
         self._is_current = False
@@ -125,8 +124,8 @@ class _ScriptSteps(LocalSteps):
 
 
 def last_gradients(state: ModelState) -> list[Floats]:
-    """The elements of the gradients nearest to the output, which a backward pass computes first, up to the first of a
-    matrix; none if there is no matrix. Of a sparse gradient, its stored elements.
+    """The elements of the gradients nearest to the output, up to the first matrix. A backward pass computes these
+    first. None if there is no matrix. Of a sparse gradient, its stored elements.
     """
     found = []
     for parameter in reversed(state.trained.values()):
@@ -138,6 +137,6 @@ def last_gradients(state: ModelState) -> list[Floats]:
 
 
 def _elements(tensor: Any) -> Floats:
-    """A tensor's elements in float32: its own memory where that is possible."""
+    """A tensor's elements in float32, in its own memory if possible."""
     flat: Floats = local(tensor).to("cpu", torch.float32).contiguous().view(-1).numpy()
     return flat

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["ServerSynchroniser", "ServersOptimizer"]
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers, by the size of the numbers compared through them: nan then equals itself, and it is faster."""
+"""Integer dtypes, by the size of the numbers compared as integers: nan then equals itself, and it is faster."""
 
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, the index of its group, and what is sent and received, which are the servers'
-    weights between steps. hidden: its gradient, within a step.
+    """A trained tensor, its key, the index of its group, and the arrays that are sent and received. Between steps they
+    have the servers' weights.
+
+    hidden: its gradient, within a step.
     """
 
     key: str
@@ -49,11 +51,11 @@ class _Slot:
 
 
 class ServerSynchroniser(Synchroniser):
-    """Each step of the optimizer is a round of the party: it sends the gradients, after the script has clipped or
-    unscaled them, with the groups' current hyper-parameters, and continues from the servers' weights.
+    """Each step of the optimizer is a round of the party. It sends the gradients, after the script has clipped or
+    unscaled them, with the groups' current hyper-parameters. Then it continues from the servers' weights.
 
-    The script's optimizer finds no gradients meanwhile, so its own step changes nothing, nor its state. The job's
-    failures are raised from `optimizer.step`.
+    Meanwhile the gradients are hidden from the script's optimizer, so its own step changes neither weights nor its
+    state. The job's failures are raised from `optimizer.step`.
     """
 
     kept = (*Synchroniser.kept, "_workers")
@@ -76,7 +78,7 @@ class ServerSynchroniser(Synchroniser):
         self._share, self._workers = workers / client.num_all_workers, workers
         self._vote = StopVote(client, -len(self._slots), f"{state.prefix}{STOP}")
         self._completion = CompletionClient(client)
-        self._looks = True  # for gradients that are not finite
+        self._looks = True  # whether it checks for gradients that are not finite
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_load_state_dict_post_hook(check_no_state)
 
@@ -107,11 +109,12 @@ class ServerSynchroniser(Synchroniser):
 
     @staticmethod
     def _check_weight(slot: _Slot) -> None:
-        """Raise InvalidSettings if the script has changed a weight since the last step, which the servers do not know.
+        """Raise InvalidSettings if the script has changed a weight since the last step, because the servers do not know
+        it.
         """
         found, weights = slot.parameter.detach(), slot.values.to(slot.parameter)
         bits, expected = (each.view(_BITS[found.element_size()]) for each in (found, weights))
-        # Other bits may be another zero.
+        # If only the bits differ, it may be another zero.
         if not torch.equal(bits, expected) and not ((bits == expected) | (found == weights)).all():
             what = f"the script has changed {slot.key} other than by steps, and the global servers hold the weights"
             hint = (
@@ -121,12 +124,12 @@ class ServerSynchroniser(Synchroniser):
             raise InvalidSettings(what, hint)
 
     def _look(self, slot: _Slot) -> None:
-        """Warn once if this worker's gradient is not finite, because the global servers' weights keep this. Do not warn
-        if the weights that this worker received were not finite already.
+        """Warn once if this worker's gradient is not finite, because the global servers' weights stay spoiled. Do not
+        warn if the weights that this worker received were already not finite.
         """
         if self._looks and not is_finite(slot.values):
             self._looks = False
-            # Tensors arrive one by one: other tensors may already spoil the gradient of a tensor that is still finite.
+            # Tensors arrive one by one. Other tensors may already spoil the gradient of a tensor that is still finite.
             if not all(is_finite(each.parameter.detach()) for each in self._slots):
                 return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
@@ -155,7 +158,7 @@ class ServerSynchroniser(Synchroniser):
             slot.parameter.copy_(slot.values)
 
     def state(self) -> State:
-        """See Synchroniser; with the servers' weights of those that the model has in another dtype."""
+        """See Synchroniser. Includes the servers' weights of tensors that the model has in another dtype."""
         state = super().state()
         state.values["hyper"] = self._hyper.state()
         state.arrays |= {slot.key: slot.elements for slot in self._slots if slot.values.dtype != slot.parameter.dtype}
@@ -173,7 +176,7 @@ class ServerSynchroniser(Synchroniser):
                 slot.values.copy_(slot.parameter.detach())
 
     def finishing(self) -> Iterator["Future[None] | None"]:
-        """See Synchroniser: abstain from the rounds of the party's other workers."""
+        """See Synchroniser. Abstain from the rounds of the party's other workers."""
         self._check.finish()
         while not self.ended:
             for slot in self._slots:
@@ -187,7 +190,7 @@ class ServerSynchroniser(Synchroniser):
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def share_model(self) -> None:
-        """See Synchroniser: once all parties are finished, all workers take the global servers' weights."""
+        """See Synchroniser. Once all parties are finished, all workers take the global servers' weights."""
         self._completion.leave()
         while not self._completion.complete(stop=False):
             time.sleep(INTERVAL)
@@ -198,7 +201,7 @@ class ServerSynchroniser(Synchroniser):
         self._state.copy_final(*self._reduction.last_broadcasts(self._state.prefix), trained=False)
 
 
-# The optimizer of torch.optim as one that the global servers run: name and hyper-parameters.
+# Converts an optimizer of torch.optim to the name and hyper-parameters of a server's optimizer.
 
 Hyper = dict[str, float]
 
@@ -231,7 +234,7 @@ _HINT = "use SGD, Adam or AdamW of torch.optim, or an algorithm whose workers ru
 def server_optimizer(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
     """Return its name (see ps/optim/optimizers.py) and the hyper-parameters of its first group.
 
-    Raises InvalidSettings for an optimizer that the servers do not compute alike.
+    Raises InvalidSettings for an optimizer that the servers do not compute in the same way.
     """
     kind = type(optimizer)
     if kind not in _KINDS:
@@ -248,7 +251,7 @@ def server_optimizer(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
 
 
 def check_no_state(optimizer: Any) -> None:
-    """Raise InvalidSettings for an optimizer that has state: that of the servers starts without."""
+    """Raise InvalidSettings for an optimizer that has state, because the servers' optimizer starts without state."""
     if optimizer.state:
         what = f"this {type(optimizer).__name__} has state, and the global servers, which hold its state, have none"
         raise InvalidSettings(what, "create it anew, or train with an algorithm whose workers run the optimizer")
@@ -256,16 +259,16 @@ def check_no_state(optimizer: Any) -> None:
 
 class ServersOptimizer:
     """The one optimizer of the global servers, for all optimizers that a script wraps. Each key's pushes carry the
-    numbers of its own group, so these differ only in numbers.
+    numbers of its own group. So the wrapped optimizers may differ only in numbers.
     """
 
     def __init__(self) -> None:
         self._kind: dict[str, Any] = {}
 
     def set(self, client: "Client", optimizer: Any, recovery: "WorkerState") -> None:
-        """Have the servers run an optimizer like this, unless an earlier life of this worker has.
+        """Let the servers run an optimizer like this, unless an earlier life of this worker has done so.
 
-        Raises InvalidSettings as `server_optimizer`, and if they run another kind already.
+        Raises the errors of `server_optimizer`, and InvalidSettings if the servers run another kind already.
         """
         name, params = server_optimizer(optimizer)
         kind = {"name": name, **{key: value for key, value in params.items() if isinstance(value, bool)}}

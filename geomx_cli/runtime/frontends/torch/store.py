@@ -51,9 +51,9 @@ class Store:
 
     reduction: how this worker contributes.
     global_rank, num_all_workers, party_ranks: see BaseStore.
-    finished: no step follows.
+    finished: whether no step follows.
     watch: see Watchable.
-    save: what a script's `state` does between two steps; None without one.
+    save: the function by which a script's `state` saves between two steps; None without a state.
     """
 
     def __init__(self, session: "ScriptSession", reduction: Reduction) -> None:
@@ -66,9 +66,9 @@ class Store:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._on_servers = ServersOptimizer()
         self._accumulating = False  # within no_sync
-        self._is_told = False  # that no step follows
+        self._is_told = False  # whether other workers were told that no step follows
         self._state_advice = StateAdvice("geomx_cli.torch")
-        self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
+        self._parameters: set[int] = set()  # ids of trained parameters, which `_wrapped` keeps alive
         self.finished = False
         self.watch = ModelWatch()
         self.save: Callable[[], None] | None = None
@@ -79,12 +79,12 @@ class Store:
 
     @property
     def client(self) -> "Client | None":
-        """The member's; None in workers that are none."""
+        """The member's client; None in workers that are no members."""
         return self._reduction.client
 
     @property
     def recovery(self) -> WorkerState:
-        """What an earlier life of this worker has saved."""
+        """The state that an earlier life of this worker has saved."""
         assert self._session.recovery is not None  # it has joined
         return self._session.recovery
 
@@ -103,7 +103,7 @@ class Store:
 
     @property
     def calls(self) -> int:
-        """See ScriptStore; the rounds that the script has begun."""
+        """See ScriptStore. The rounds that the script has begun."""
         return self.rounds
 
     @property
@@ -113,7 +113,7 @@ class Store:
 
     @property
     def steps(self) -> int:
-        """See ScriptStore; rounds where workers take different numbers of steps in one."""
+        """See ScriptStore. Rounds, if workers take different numbers of steps in one."""
         by_rounds = self._algorithm.own_pace
         return sum(item.rounds if by_rounds else item.steps for item in self._wrapped)
 
@@ -128,17 +128,17 @@ class Store:
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether each step of a wrapped optimizer needs a round; else most are this worker's own."""
+        """Whether each step of a wrapped optimizer needs a round. Otherwise most steps are this worker's own."""
         return self._algorithm.exchanges == "gradients"
 
     @property
     def passes(self) -> int | None:
-        """See Watchable: a Synchroniser refuses a step with gradients of this worker only."""
+        """See Watchable. A Synchroniser refuses a step with gradients of this worker only."""
         return None
 
     def compared(self, optimizer: Any) -> Sequence[Compared]:
-        """See Watchable: of an algorithm with local steps the hyper-parameters, and the tensors of a party that takes
-        its steps together; nothing where parties train separately.
+        """See Watchable. For an algorithm with local steps, the hyper-parameters, and the tensors of a party that takes
+        its steps together. Nothing if parties train separately.
         """
         pairs = zip(self._states, self._wrapped, strict=True)
         found = next((pair for pair in pairs if pair[0].optimizer is optimizer), None)
@@ -155,7 +155,7 @@ class Store:
 
     @property
     def wrapped(self) -> "Sequence[Synchroniser]":
-        """What `wrap` has attached to each optimizer, in the order of the calls."""
+        """The objects that `wrap` has attached to each optimizer, in the order of the calls."""
         return self._wrapped
 
     @property
@@ -169,15 +169,17 @@ class Store:
         return 0
 
     def kept(self) -> State:
-        """What this part in the job keeps between steps, besides the wrapped optimizers."""
+        """The state that this part in the job keeps between steps, except the wrapped optimizers."""
         return State({"watch": self.watch.state([state.optimizer for state in self._states])})
 
     def go_on(self, state: State) -> None:
-        """Continue from what an earlier life has `kept`, with the same optimizers wrapped."""
+        """Continue from the state that an earlier life has `kept`, with the same optimizers wrapped."""
         self.watch.load(state.values["watch"], [state.optimizer for state in self._states])
 
     def check_complete(self, objects: Sequence[Any]) -> None:
-        """Raise InvalidSettings unless each wrapped model, or one that contains it, and optimizer is among objects."""
+        """Raise InvalidSettings unless `objects` has each wrapped optimizer, and each wrapped model or one that
+        contains it.
+        """
         optimizers = {id(_innermost(each)) for each in objects}
         held = {id(tensor) for each in objects if hasattr(each, "parameters") for tensor in each.parameters()}
         for state in self._states:
@@ -193,7 +195,7 @@ class Store:
         return optimizer in self._optimizers
 
     def is_foreign(self, optimizer: Any) -> bool:
-        """Whether an optimizer is not wrapped, and updates parameters of one that is."""
+        """Whether an optimizer is not wrapped, but updates parameters of a wrapped one."""
         updated = (item for group in optimizer.param_groups for item in group["params"])
         return not self.is_wrapped(optimizer) and any(id(item) in self._parameters for item in updated)
 
@@ -202,7 +204,8 @@ class Store:
         return self.is_wrapped(optimizer) or self.is_foreign(optimizer)
 
     def tell_alone(self, exchanges: int) -> None:
-        """Tell the servers that this worker takes step after step since that many exchanges, and exchanges nothing."""
+        """Report to the servers that this worker takes step after step since so many exchanges, and exchanges nothing.
+        """
         self._reduction.compare(compare_request("alone", "alone", exchanges, self.num_all_workers, {}))
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
@@ -216,7 +219,7 @@ class Store:
             self._wrap(model, _innermost(each), buffers)
 
     def wrap_for_loop(self, model: Any, optimizer: Any, buffers: str) -> None:
-        """As `wrap`, in a script that has the training loop itself, and so may save through `state`."""
+        """Like `wrap`, in a script that has the training loop itself, and so may save through `state`."""
         self.wrap(model, optimizer, buffers)
         self._state_advice.add("model", model)
         for each in optimizer if isinstance(optimizer, list | tuple) else (optimizer,):
@@ -244,7 +247,7 @@ class Store:
         self._parameters |= {id(parameter) for parameter in state.trained.values()}
 
     def _batch_check(self) -> BatchCheck:
-        """For the first optimizer: what is computed with the others comes from the same batches."""
+        """For the first optimizer. The values that others compute come from the same batches."""
         rounds = 0 if self._wrapped or self.num_all_workers == 1 else _STEPS
         if self._algorithm.asynchronous:
             rounds = min(rounds, 1)  # then the parties' weights differ
@@ -274,7 +277,7 @@ class Store:
         self.wait_for_operations()
 
     def wait_for_operations(self) -> None:
-        """See ScriptStore: at the end of a script that has not called `finish`."""
+        """See ScriptStore. Called at the end of a script that has not called `finish`."""
         if self.finished:
             return
         self.finished = True
@@ -300,14 +303,16 @@ class Store:
         self._reduction.leave()
 
     def _save_others_round(self) -> None:
-        """The others train on, and this worker takes part without contributing: a next life may be one round behind."""
+        """The others continue to train, and this worker takes part without contributing. A next life may be one round
+        behind.
+        """
         if self.save is not None and self.recovery.saves_alone and len(self._wrapped) == 1:
             self.save()
-        else:  # of several optimizers one is always in the middle of a round
+        else:  # with several optimizers, one is always in the middle of a round
             self.recovery.give_up(_BEHIND)
 
     def _synchronise(self, state: ModelState, model: Any, optimizer: Any, buffers: str) -> "Synchroniser":
-        """Set the servers up, give all workers the initial tensors, and register the hooks; blocks until all workers
+        """Set the servers up, give all workers the initial tensors, and register the hooks. Blocks until all workers
         have called this.
         """
         reduction, about = self._reduction, self._algorithm
@@ -336,14 +341,14 @@ class Store:
 
 
 def _innermost(optimizer: Any) -> Any:
-    """The optimizer that takes the steps, within those of Accelerate and Lightning, which decide when it does."""
+    """The optimizer that takes the steps. It is within Accelerate's or Lightning's optimizer, which decides when."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
 
 
 def _finish_rounds(wrapped: "Sequence[Synchroniser]", save: Callable[[], None]) -> None:
-    """Run `finishing` of all synchronisers side by side, as their rounds end in any order."""
+    """Run `finishing` of all synchronisers concurrently, because their rounds end in any order."""
     waiting: dict[Future[None], Iterator[Future[None] | None]] = {}
     ready = [item.finishing() for item in wrapped]
     while ready or waiting:
@@ -383,11 +388,11 @@ class _Chosen:
         return self.about.exchanges == "gradients"
 
     def worker_part(self, model: ScriptModel, client: "Client") -> Any:
-        """The algorithm's worker part, of one that exchanges weights."""
+        """The worker part of an algorithm that exchanges weights."""
         return self.algorithm.worker(client, model, self.config)
 
     def set_servers_up(self, client: "Client", optimizer: Any, recovery: WorkerState) -> None:
-        """Give them the algorithm's own optimizer, and check the script's."""
+        """Give the servers the algorithm's own optimizer, and check the script's."""
         if self._by_gradients:
             momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
             MomentumCheck(client).use_optimizer(momentum, on_servers=self.about.asynchronous)
@@ -398,7 +403,7 @@ class _Chosen:
             recovery.set_up()
 
     def declare(self, broadcast: "Broadcast", state: ModelState) -> None:
-        """Declare the keys beside those of trained tensors."""
+        """Declare the keys in addition to the keys of trained tensors."""
         broadcast.arrays({f"{state.prefix}{name}": np.zeros(1, np.float32) for name in (STOP, ELECTION)})
         if self.statistics and self._by_gradients:
             size = sum(tensor.numel() for tensor in self.statistics.values())
@@ -408,7 +413,7 @@ class _Chosen:
 
 
 def _statistics(state: ModelState, buffers: str, algorithm: str, *, averages: bool) -> dict[str, Any]:
-    """The buffers to average, by key. averages: whether the servers do, and run no optimizer on what they get."""
+    """The buffers to average, by key. averages: whether the servers average, and run no optimizer on the values."""
     if buffers == "local":
         return {}
     if buffers != "mean":

@@ -1,4 +1,4 @@
-"""What `wrap` attaches to an optimizer: an algorithm's rounds in a script's own training loop."""
+"""The object that `wrap` attaches to an optimizer: it runs an algorithm's rounds in a script's own training loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,13 +20,13 @@ __all__ = ["Carrier", "Synchroniser"]
 
 
 class Carrier:
-    """Brings the gradients of a model's backward passes to the other workers, and their means back.
+    """Sends the gradients of a model's backward passes to the other workers, and receives their means.
 
-    This one does nothing, as in a replica of a shard: fully_shard has reduced its gradients, and the leader of the
-    shard gives it the means.
+    This base class does nothing. A replica of a shard uses it: fully_shard has reduced the replica's gradients, and the
+    leader of the shard gives it the means.
 
-    slots: one for each trained tensor, with that as its `parameter`.
-    checks: that the script leaves gradients alone while they are exchanged.
+    slots: one for each trained tensor, which is its `parameter`.
+    checks: whether to check that the script does not change gradients while they are exchanged.
     """
 
     slots: Sequence[Any]
@@ -42,40 +42,42 @@ class Carrier:
         """Contribute a gradient that is complete; in autograd's threads."""
 
     def load_rest(self) -> None:
-        """Contribute all that is not contributed yet, at the end of the pass."""
+        """Contribute all remaining gradients, at the end of the pass."""
 
     def load_nothing(self) -> None:
         """Take part in a pass of the party's other workers."""
 
     def receive(self, workers: int) -> None:
-        """Leave the means in the gradients, with p3 later. workers: of this party, that contribute."""
+        """Write the means to the gradients; with p3, later. workers: the number of this party's workers that
+        contribute.
+        """
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer is about to take a step."""
 
     def settling(self) -> Iterator["Future[None]"]:
-        """Wait for what is late; yields what it waits for."""
+        """Wait for late tensors. Yields the futures for which it waits."""
         yield from ()
 
     def abstain(self) -> None:
-        """Take part in a round of the others without contributing."""
+        """Take part in a round of the other workers without contributing."""
 
     def skip(self) -> None:
-        """Wait for the results of that round, and drop those of gradients."""
+        """Wait for the results of that round, and drop the results of gradients."""
 
 
 class Synchroniser(ABC):
     """Base class, one for each wrapped optimizer. For the training thread; a Member of the script's backward passes.
 
-    rounds: begun by this worker.
-    accumulating: within `no_sync`.
-    has_local: the last backward pass was, and steps need exchanged gradients.
+    rounds: number of rounds that this worker has begun.
+    accumulating: whether the script is within `no_sync`.
+    has_local: whether the last backward pass was within `no_sync`, and steps need exchanged gradients.
     entered: see Member.
-    ended: after `finishing`, when the optimizer cannot step any more.
-    replaced: a trained tensor that `share_model` has taken from another worker, though this one's should have been the
-        same.
+    ended: True after `finishing`, when the optimizer can no longer step.
+    replaced: a trained tensor that `share_model` has taken from another worker, though this worker's tensor should have
+        been equal.
     in_step: see Compared.
-    carrier: None where each step is taken with the gradients that this worker has computed.
+    carrier: None if each step is taken with the gradients that this worker has computed.
     kept: names of the attributes that `state` saves.
     """
 
@@ -96,8 +98,8 @@ class Synchroniser(ABC):
         self._state = state
         self._check = check
         self._carrier = carrier
-        self._took_part = True  # in the party's last pass
-        self._has_failed = False  # this worker's last pass has, so that it has not taken the step
+        self._took_part = True  # whether it took part in the party's last pass
+        self._has_failed = False  # whether this worker's last pass has failed; then it has not taken the step
         optimizer.register_step_pre_hook(self._before_step)
         if carrier is not None:
             for slot in carrier.slots:
@@ -106,7 +108,7 @@ class Synchroniser(ABC):
 
     @property
     def steps(self) -> int:
-        """How far this worker has come, the same in all that have taken the same steps."""
+        """The number of this worker's steps, equal in all workers that have taken the same steps."""
         return self.rounds
 
     # Backward passes; see Member.
@@ -164,8 +166,8 @@ class Synchroniser(ABC):
     # Steps.
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Optimizer hook. Raises InvalidSettings after the end, if the optimizer is not as it was wrapped, and if it
-        would use gradients that are not exchanged.
+        """Optimizer hook. Raises InvalidSettings in three cases: after the end, if the optimizer is not as it was when
+        it was wrapped, or if it would use gradients that are not exchanged.
         """
         if self._carrier is not None:
             check_no_pass()
@@ -184,8 +186,8 @@ class Synchroniser(ABC):
         return None
 
     def while_waiting(self, other: "Future[Any]") -> None:
-        """Called while the script waits for `other`, a collective operation, until that is done or nothing is left to
-        do meanwhile.
+        """Called while the script waits for `other`, a collective operation. Returns when `other` is done, or when
+        nothing is left to do meanwhile.
         """
         return
 
@@ -193,22 +195,22 @@ class Synchroniser(ABC):
 
     @property
     def exchanging(self) -> bool:
-        """Whether the exchange of a round is pending for which this worker does not wait."""
+        """Whether the exchange of a round is pending, and this worker does not wait for it."""
         return False
 
     def settle(self) -> None:
-        """Wait for what is late."""
+        """Wait for late tensors."""
         for _ in self._carrier.settling() if self._carrier is not None else ():
             pass
 
     def state(self) -> State:
-        """Return what is kept while none is `exchanging`, besides the model and the optimizer."""
+        """Return the state while no round is `exchanging`, except the model and the optimizer."""
         state = State({name: getattr(self, name) for name in self.kept})
         state.add("check", self._check.state())
         return state
 
     def load(self, state: State) -> None:
-        """Continue from a `state`, once the model and the optimizer have theirs."""
+        """Continue from a `state`, once model and optimizer have theirs."""
         for name in self.kept:
             setattr(self, name, state.values[name])
         self._check.load(state.part("check"))
@@ -217,10 +219,10 @@ class Synchroniser(ABC):
 
     @abstractmethod
     def finishing(self) -> Iterator["Future[None] | None"]:
-        """Contribute what is left, and take part in the other workers' rounds until all are finished.
+        """Contribute the remaining values, and take part in the other workers' rounds until all are finished.
 
-        Yields what it waits for, and None between two rounds, where `state` has all. Raises the client's error after
-        the job has failed.
+        Yields the futures for which it waits, and None between two rounds, when `state` has everything. Raises the
+        client's error after the job has failed.
         """
 
     @abstractmethod
@@ -228,8 +230,9 @@ class Synchroniser(ABC):
         """After `finishing` of all synchronisers: leave the same tensors in all workers; blocks."""
 
     def _take_newest(self, broadcasts: Sequence["Broadcast"], *, expects_same: bool) -> None:
-        """Take all tensors of one worker; blocks. expects_same: this worker's should be equal before, as it has taken
-        the last step too.
+        """Take all tensors of one worker. Blocks.
+
+        expects_same: whether this worker's tensors should be equal before, because it has taken the last step too.
         """
         changed = self._state.copy_final(*broadcasts, trained=True)
         self.replaced = changed if expects_same else ""

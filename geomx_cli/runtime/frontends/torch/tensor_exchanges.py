@@ -1,7 +1,7 @@
 """Gradients that a worker exchanges one by one.
 
-With p3 neither `backward` nor `step` waits for them. A gradient is late (late_tensors.py) until its exchange is over.
-After `step` its parameter is late too, and the step is then taken for this parameter separately. So the next forward
+With p3 neither `backward` nor `step` waits for gradients. A gradient is late (late_tensors.py) until its exchange is
+over. After `step` its parameter is late too. The step is then taken for this parameter separately. So the next forward
 pass waits layer by layer. Code that uses all gradients, such as clipping, waits for all of them.
 """
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LateStep", "TensorExchanges", "become_late", "late_step", "no_longer_late", "scripted"]
 
-# Tensors whose elements are still on their way: whoever uses one waits for it. A tensor is late by its class, as
-# torch's own uninitialised parameters are: PyTorch calls `__torch_function__` of that class before any function sees
-# its elements, which waits, and gives the tensor its own class back. So a layer of a model waits for its own
+# Late tensors, whose elements are still under way: any code that uses one waits for it. A tensor is late by its class,
+# as torch's own uninitialised parameters are. Before any function sees its elements, PyTorch calls `__torch_function__`
+# of that class. This method waits, and gives the tensor its own class back. So a layer of a model waits for its own
 # parameters, and code that reads a model in any other way never sees an old value. Modules also wait before their
-# forward pass, for extensions in C++ that take tensors without asking the class.
+# forward pass, because extensions in C++ take tensors without asking the class.
 
-# An optimizer's step for one parameter at a time, later than the script has asked for it.
+# Takes an optimizer's step for one parameter at a time, later than the script has requested it.
 
 _SEPARATE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
@@ -103,7 +103,7 @@ def _in_tensors(group: Mapping[str, Any]) -> bool:
 
 
 class _Late:
-    """Mixin. Attribute `_geomx_arrive`: waits for the elements, calls `no_longer_late`, and writes them."""
+    """Mixin. Its attribute `_geomx_arrive` waits for the elements, calls `no_longer_late`, and writes the elements."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,7 +117,7 @@ class _Late:
 
     def __deepcopy__(self, memo: Any) -> Any:
         _arrive(self)
-        return self.__deepcopy__(memo)  # its own class's now
+        return self.__deepcopy__(memo)  # now the method of its own class
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _arrive(self)
@@ -142,16 +142,16 @@ _WITHOUT_ELEMENTS = {
 
 
 def scripted(model: Any) -> set[int]:
-    """The ids of the parameters in ScriptModules, which must not become late: their methods read them in C++, without
-    asking the class, and only a call of the module itself waits.
+    """The ids of the parameters in ScriptModules. They must not become late: a ScriptModule's methods read them in C++,
+    without asking the class, and only a call of the module itself waits.
     """
     scripts = (module for module in model.modules() if isinstance(module, torch.jit.ScriptModule))
     return {id(parameter) for script in scripts for parameter in script.parameters()}
 
 
 def become_late(tensor: Any, arrive: Callable[[], None]) -> bool:
-    """Have the first use of the tensor call `arrive`, which waits for its elements, calls `no_longer_late`, and writes
-    them. Return False, and change nothing, for a tensor of a class of its own.
+    """Make the first use of the tensor call `arrive`, which waits for its elements, calls `no_longer_late`, and writes
+    them. Return False, and change nothing, if the tensor has a class of its own.
     """
     late = _CLASSES.get(type(tensor))
     if late is None:
@@ -171,7 +171,7 @@ def no_longer_late(tensor: Any) -> None:
 
 @functools.cache
 def _watch_modules() -> None:
-    """All modules, as hooks of one would be copied and saved with it."""
+    """All modules, because hooks of a single module would be copied and saved with it."""
     register_module_forward_pre_hook(_before_forward)
 
 
@@ -191,8 +191,9 @@ def _arrive(item: Any) -> None:
 class _Slot:
     """A trained tensor, its key, and its exchange while that is not over.
 
-    gradient: that it contributed. elements: its memory, which gets the sum.
-    step: the optimizer's, to be taken with the result.
+    gradient: the gradient that it contributed.
+    elements: the gradient's memory, which receives the sum.
+    step: the optimizer's step, to be taken with the result.
     """
 
     key: str
@@ -208,13 +209,13 @@ class _Slot:
 
 
 class TensorExchanges(Carrier):
-    """Each gradient is exchanged by itself, once autograd has accumulated it, from its own memory where possible.
+    """Each gradient is exchanged by itself, once autograd has accumulated it, from its own memory if possible.
 
     Tensors near the input have a higher priority. Without p3 the end of the backward pass waits for the results.
 
     vote: its weight is the number of workers that contribute to a round.
-    finite: gets this worker's gradients, and the means.
-    factor: of how many workers each gradient is the mean.
+    finite: receives this worker's gradients, and the means.
+    factor: the number of workers of which each gradient is the mean.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class TensorExchanges(Carrier):
         self._copies = {device: DeviceCopies(device) for device in devices}
         self._buffers = _BufferMeans(client, f"{state.prefix}{BUFFERS}", statistics, -len(self.slots))
         self._round = 0
-        self._notes = False  # gradients of this pass for the check, up to the first matrix's
+        self._notes = False  # whether the check gets this pass's gradients, up to the first matrix's
         self._p3 = bool(client.settings.options["p3"]) and not statistics
         self._late: dict[str, _Slot] = {}  # by key, slots whose exchange may end after their backward pass
         self._scripted = scripted(state.model) if self._p3 else set()
@@ -243,7 +244,7 @@ class TensorExchanges(Carrier):
         self._settling = threading.RLock()
 
     def follow(self, optimizer: Any) -> None:
-        """Register the hooks by which late tensors are waited for."""
+        """Register the hooks that wait for late tensors."""
         if self._p3:
             for slot in self.slots:
                 slot.parameter.register_hook(self._before_accumulation)
@@ -252,7 +253,9 @@ class TensorExchanges(Carrier):
                 register(lambda *_: self._settle_all())
 
     def _before_accumulation(self, gradient: Any) -> None:
-        """Autograd hook, before the parameter's gradient is accumulated, perhaps in memory that is still being sent."""
+        """Autograd hook, called before the parameter's gradient is accumulated. The gradient's memory may still be
+        being sent.
+        """
         self._settle_all()
 
     def begin_round(self, round_: int) -> None:
@@ -265,7 +268,7 @@ class TensorExchanges(Carrier):
         if slot.begun:
             what = f"the gradient of {slot.key} was computed twice in one backward pass"
             raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")
-        # Autograd may leave a gradient in the memory of another one, or of what it still computes with.
+        # Autograd may leave a gradient in the memory of another gradient, or of a tensor with which it still computes.
         if not is_divided(slot.parameter) and shares_memory(slot.parameter.grad):
             slot.parameter.grad = slot.parameter.grad.clone()
         slot.begun, gradient = True, slot.parameter.grad
@@ -315,13 +318,15 @@ class TensorExchanges(Carrier):
         self._buffers.write_means()
 
     def _abstain(self, slot: _Slot) -> None:
-        """The result is waited for at the end of the pass, as the others may have a gradient; so it goes first."""
+        """The end of the pass waits for the result, because other workers may have a gradient. So it gets priority."""
         slot.begun = True
         slot.exchange = self._client.exchange(slot.key, None, None, priority=1 if self._p3 else slot.priority)
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _settle(self, slot: _Slot) -> None:
-        """Wait for the sum of all workers' gradients, and make this one's the mean; take the step that needs it."""
+        """Wait for the sum of all workers' gradients, and turn this worker's gradient into the mean. Take the step that
+        needs it.
+        """
         with self._settling:
             if (exchange := slot.exchange) is None:
                 return
@@ -359,7 +364,7 @@ class TensorExchanges(Carrier):
             self._settle(slot)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """See Carrier: hide the gradients that are late, whose parameters then become late too."""
+        """See Carrier. Hide the gradients that are late. Their parameters then become late too."""
         self._hidden = []
         step = late_step(optimizer, args, kwargs) if self._late else None
         for slot in list(self._late.values()):
@@ -374,7 +379,7 @@ class TensorExchanges(Carrier):
                 self._hidden.append((parameter, gradient))
 
     def _show_late(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Optimizer hook, after a step: show them again."""
+        """Optimizer hook, after a step: show the hidden gradients again."""
         hidden, self._hidden = self._hidden, []
         for parameter, gradient in hidden:
             parameter.grad = gradient
@@ -395,10 +400,11 @@ class TensorExchanges(Carrier):
 
 
 class _BufferMeans:
-    """Averages a model's floating-point buffers, as running statistics of batch normalization, in one exchange a round.
+    """Averages a model's floating-point buffers, such as running statistics of batch normalization, by one exchange in
+    each round.
 
-    For the training thread; nothing is exchanged without buffers. Workers that have finished, and contribute none, get
-    the means too.
+    For the training thread. Without buffers nothing is exchanged. Workers that have finished contribute nothing, and
+    receive the means too.
     """
 
     def __init__(self, client: "Client", key: str, buffers: Sequence[Any], priority: int) -> None:
@@ -411,7 +417,7 @@ class _BufferMeans:
         self._exchange: PendingExchange | None = None
 
     def send(self, *, contributes: bool) -> None:
-        """Begin a round, or abstain from it; returns at once."""
+        """Begin a round, or abstain from it. Returns at once."""
         if not self._buffers:
             return
         if contributes:

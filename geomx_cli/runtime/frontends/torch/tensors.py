@@ -19,12 +19,14 @@ EXCHANGED: Mapping[Any, Any] = {
     torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }  # fmt: skip
-"""The dtypes of trained tensors, and those in which their contributions travel."""
+"""The dtypes of trained tensors, and the dtypes in which their contributions are sent."""
 BUFFERS = "geomx.buffers"
 """Name of the key for the means of buffers: the elements of all of them in float32."""
 _USE_COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
 _OWN_USES = 2
-"""Of the memory of a tensor that no other shares: by the tensor, and by the object that Python has for the memory."""
+"""How many objects refer to memory that no other tensor shares: the tensor, and the object that Python has for the
+memory.
+"""
 
 
 def is_divided(tensor: Any) -> bool:
@@ -33,12 +35,12 @@ def is_divided(tensor: Any) -> bool:
 
 
 def shares_memory(tensor: Any) -> bool:
-    """Whether other tensors have this one's memory too, as views do, or PyTorch does not tell."""
+    """Whether other tensors share this one's memory, as views do, or PyTorch does not tell."""
     return _USE_COUNT is None or bool(_USE_COUNT(tensor.untyped_storage()._cdata) > _OWN_USES)
 
 
 def local(tensor: Any) -> Any:
-    """The elements of a tensor that this process holds, detached and in the same memory: of a DTensor its shard."""
+    """The elements of a tensor that this process holds, detached and in the same memory. For a DTensor, its shard."""
     own = tensor.detach()
     return own.to_local() if is_divided(own) else own
 
@@ -67,7 +69,7 @@ def read_bytes(tensor: Any) -> Array:
 
 
 def check_dense(tensor: Any) -> None:
-    """Raise InvalidSettings for a sparse tensor, whose elements lie elsewhere."""
+    """Raise InvalidSettings for a sparse tensor, because its memory does not have the elements."""
     if tensor.layout != torch.strided:
         what = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} in a collective operation"
         raise InvalidSettings(what, "only sums and means of sparse_coo are supported: make it dense, as by to_dense()")
@@ -79,13 +81,13 @@ def write_bytes(tensor: Any, data: Array) -> None:
 
 
 def of_bytes(data: Array, dtype: Any) -> Any:
-    """A tensor (1-D) of such bytes, which shares their memory. They must begin at a multiple of the element's size."""
+    """A tensor (1-D) of such bytes that shares their memory. They must begin at a multiple of the element's size."""
     return torch.from_numpy(data).view(dtype) if data.size else torch.empty(0, dtype=dtype)
 
 
 def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
-    """Raise InvalidSettings for a sparse gradient, because contributions are dense, and for a gradient whose dtype on
-    the wire is not the dtype with which its tensor was wrapped.
+    """Raise InvalidSettings for a sparse gradient, because contributions are dense. Also raise it if a gradient's dtype
+    on the wire differs from the dtype with which its tensor was wrapped.
     """
     if gradient.layout != torch.strided:
         raise InvalidSettings(f"the gradient of {key} is sparse", "create the embedding with sparse=False")
@@ -111,15 +113,16 @@ def set_gradient(parameter: Any, elements: Any) -> None:
 
 
 class SentGradient:
-    """The gradient of a tensor as it was sent, which stays as it is until the mean takes its place."""
+    """The gradient of a tensor as it was sent. It must not change until the mean takes its place."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
         self._version = tensor._version  # a DTensor's own: changes through it do not raise its shard's
 
     def check(self, key: str, present: Any) -> None:
-        """Raise InvalidSettings if `present`, the tensor's gradient now, is another, or has been changed in place. A
-        change through its `data` is not seen: that has no version, and a comparison would need a copy.
+        """Raise InvalidSettings if `present`, the tensor's gradient now, is another one, or has been changed in place.
+        A change
+        through its `data` is not detected: this has no version, and a comparison would need a copy.
         """
         if present is not self.tensor or present._version != self._version:
             what = f"the gradient of {key} was changed while it was exchanged"
@@ -128,13 +131,14 @@ class SentGradient:
 
 
 class Staging:
-    """The memory that the client sends from and receives in: a tensor's own where possible, else a copy on the host.
+    """The memory from which the client sends and in which it receives: a tensor's own memory if possible, otherwise a
+    copy on the host.
 
     For one tensor at a time, always of the same shape, dtype and device.
 
-    A contiguous float32 or float64 tensor on the CPU is used itself; its memory must not change between `load` and
-    `store`. Others are copied, from a GPU to pinned memory, with `copies`. Numbers of a narrower dtype are multiplied
-    and divided in the copy, which does not overflow.
+    A contiguous float32 or float64 tensor on the CPU is used itself. Its memory must not change between `load` and
+    `store`. Other tensors are copied, from a GPU to pinned memory, with `copies`. Numbers of a narrower dtype are
+    multiplied and divided in the copy, which does not overflow.
     """
 
     def __init__(self) -> None:
@@ -143,8 +147,8 @@ class Staging:
     def load(
         self, tensor: Any, copies: "DeviceCopies | None", ready: Callable[[Array], None], factor: int = 1
     ) -> None:
-        """Call `ready` with the tensor's elements (1-D), `factor` times as large, at once or, for a tensor on a GPU,
-        later in another thread.
+        """Call `ready` with the tensor's elements (1-D), multiplied by `factor`. It is called at once or, for a tensor
+        on a GPU, later in another thread.
         """
         tensor = tensor.detach()
         if copies is None and tensor.is_contiguous() and tensor.dtype == EXCHANGED[tensor.dtype]:
@@ -170,7 +174,7 @@ class Staging:
             copies.fetch(self._copy, tensor, copied)
 
     def store(self, tensor: Any, copies: "DeviceCopies | None", divisor: int = 1) -> None:
-        """Copy the elements back, where they are not the tensor's own memory, divided by `divisor`."""
+        """Copy the elements back, divided by `divisor`, unless they are in the tensor's own memory."""
         own = tensor.detach()
         is_narrow = self._copy is not None and self._copy.dtype != own.dtype
         if is_narrow and divisor > 1:
@@ -185,7 +189,7 @@ class Staging:
 
 
 class DeviceCopies:
-    """Copies between a GPU and pinned memory on a stream of its own, beside the backward pass."""
+    """Copies between a GPU and pinned memory on a stream of its own, concurrently with the backward pass."""
 
     def __init__(self, device: Any) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -196,7 +200,8 @@ class DeviceCopies:
         threading.Thread(target=self._run, name="geomx-copies", daemon=True).start()
 
     def fetch(self, copy: Any, tensor: Any, then: Callable[[], None]) -> None:
-        """Copy to the host once the work queued on the current stream is done; then call `then` in the own thread."""
+        """Copy to the host once the work queued on the current stream is done. Then call `then` in a separate thread.
+        """
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             copy.copy_(tensor, non_blocking=True)
@@ -207,14 +212,14 @@ class DeviceCopies:
         self._waiting.put((copied, then))
 
     def wait_for_fetches(self) -> None:
-        """Wait until `then` of all fetches has been called; raises what one of them raised."""
+        """Wait until `then` of all fetches has been called. Raises the error that one of them raised."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending)
         if self._error is not None:
             raise self._error
 
     def write_back(self, tensor: Any, copy: Any) -> None:
-        """Copy to the GPU; work queued later on the current stream waits for it."""
+        """Copy to the GPU. Work that is queued later on the current stream waits for it."""
         with torch.cuda.stream(self._stream):
             tensor.copy_(copy, non_blocking=True)
         torch.cuda.current_stream(tensor.device).wait_stream(self._stream)

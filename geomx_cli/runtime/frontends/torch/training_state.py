@@ -1,4 +1,4 @@
-"""What a PyTorch script saves, and goes on from: see geomx_cli.torch.state."""
+"""The state that a PyTorch script saves and continues from: see geomx_cli.torch.state."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,9 @@ __all__ = ["TorchState"]
 
 
 class TorchState(TrainingState):
-    """See TrainingState. Wraps come before it, as the wrapped models and optimizers have to be among its objects."""
+    """See TrainingState. Wrap before creating it, because the wrapped models and optimizers have to be among its
+    objects.
+    """
 
     def __init__(self, store: "Store", given: Mapping[str, Any]) -> None:
         self._store = store
@@ -68,7 +70,7 @@ class TorchState(TrainingState):
             state.add(f"object {name}", pack_state(each.state_dict(), name))
         for index, item in enumerate(self._store.wrapped):
             state.add(f"wrapped {index}", item.state())
-        # Save gradients only if no step has followed them: they are accumulated, or their step was skipped.
+        # Save gradients only if no step has followed them: then they are accumulated, or their step was skipped.
         kept = [] if self._steps != steps_taken() else [tensor.grad for tensor in self._store.trained]
         state.add("gradients", pack_state(kept, "gradients"))
         state.add("random", random_state())

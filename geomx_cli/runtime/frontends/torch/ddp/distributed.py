@@ -24,8 +24,8 @@ _ALL = (
 
 def register(c10d: Any, session: "ScriptSession") -> None:
     """Replace init_process_group, new_group, monitored_barrier, broadcast_object_list and TCPStore in
-    torch.distributed.distributed_c10d, before or after scripts can import them from torch.distributed. The replacements
-    listen on no port: rank and size are the job's.
+    torch.distributed.distributed_c10d. This works before or after scripts can import them from torch.distributed. The
+    replacements listen on no port. Rank and size are the job's.
     """
     groups = _Groups(c10d, session)
     for name in ("init_process_group", "new_group", "monitored_barrier", "broadcast_object_list"):
@@ -39,8 +39,8 @@ def register(c10d: Any, session: "ScriptSession") -> None:
 
 
 def register_saving(saver: Any, session: "ScriptSession") -> None:
-    """Give torch.distributed.checkpoint.async_save a separate group, because it saves in a thread while training
-    continues, and collectives of one group need one order. So a save also waits for the previous save.
+    """Give torch.distributed.checkpoint.async_save a separate group. It saves in a thread while training continues, and
+    the collectives of one group need one order. For the same reason a save also waits for the previous save.
     """
     original = saver.async_save
     groups: dict[object, Any] = {}
@@ -91,7 +91,7 @@ class _Groups:
         self._begun = 0
 
     def join(self) -> "GroupStore":
-        """Join the job at the first call; return the worker's part in it."""
+        """Join the job at the first call. Return the worker's part in the job."""
         if self._store is None:
             self._store = self._join()
         return self._store
@@ -100,13 +100,14 @@ class _Groups:
         self, backend: Any = None, _init_method: Any = None, timeout: Any = None, world_size: int = -1,
         rank: int = -1, *_: Any, **__: Any,
     ) -> None:  # fmt: skip
-        """Make the default group of all training workers, whatever the backend; `geomx launch` has chosen their ranks.
+        """Make the default group of all training workers, whatever the backend. `geomx launch` has chosen their ranks.
 
-        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's.
-        `timeout` (timedelta) limits waits for the group's store. It also limits collective operations, if it is longer
-        than the job's patience. Other arguments have no effect. Raises InvalidSettings for an algorithm whose workers
-        do not take steps together, and GeomxError if the job has failed. Ends the process in a master worker that does
-        not train.
+        timeout: a timedelta that limits waits for the group's store. If it is longer than the job's patience, it also
+            limits collective operations.
+
+        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's. Other
+        arguments have no effect. Raises InvalidSettings for an algorithm whose workers do not take steps together, and
+        GeomxError if the job has failed. Ends the process in a master worker that does not train.
         """
         from geomx_cli.runtime.frontends.torch.ddp.job_store import JobStore
 
@@ -123,7 +124,8 @@ class _Groups:
         self._init(_backend(self._c10d, joined), store=store, **ours)
 
     def new_group(self, ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any) -> Any:
-        """Make a group of all workers, or of one, whatever the backend. Raises InvalidSettings for other groups."""
+        """Make a group of all workers, or of one worker, whatever the backend. Raises InvalidSettings for other groups.
+        """
         if self._store is None:
             return self._new(ranks, timeout, backend, *args, **options)
         if ranks is not None and len(ranks) != 1 and sorted(ranks) != list(range(self._store.num_all_workers)):
@@ -147,9 +149,10 @@ class _Groups:
     def broadcast_object_list(
         self, object_list: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any
     ) -> None:
-        """As PyTorch's. The source, too, gets what an earlier life of this worker has given, if that made this call."""
+        """Like PyTorch's. If an earlier life of this worker made this call, the source too gets the object given then.
+        """
         own = group or self._c10d.group.WORLD
-        source = options.get("group_src") if src is None else src  # the same, as groups have all workers or one
+        source = options.get("group_src") if src is None else src  # the same, because groups have all workers or one
         if self._store is None or not getattr(getattr(own, "rounds", None), "repeats", False):
             self._broadcast_objects(object_list, src, group, *args, **options)
             return
@@ -167,7 +170,7 @@ class _Groups:
         try:
             load.check_process("init_process_group")
         except InvalidSettings as error:
-            self._session.abort(error)  # for the user, whatever the process that started this one makes of it
+            self._session.abort(error)  # for the user, whatever the process that started this worker does with it
             raise
         if self._session.store is not None:
             what = "init_process_group after geomx_cli.torch.init: this worker has joined the job already"
@@ -202,7 +205,7 @@ class _Groups:
 
 
 def _backend(c10d: Any, store: "GroupStore") -> str:
-    """Register our backend, and return its name."""
+    """Register geomx's backend, and return its name."""
     from geomx_cli.runtime.frontends.torch.ddp.process_group import NAME
 
     if NAME.upper() not in c10d.Backend._plugins:

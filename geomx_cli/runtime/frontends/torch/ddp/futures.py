@@ -17,21 +17,21 @@ __all__ = ["Lane", "PendingWork", "joined"]
 
 _Result = TypeVar("_Result")
 _SLOTS = 8
-"""Operations after which a name is used again, so that the keys of rounds, which contain it, stay bounded."""
+"""After so many operations a name is used again. So the keys of rounds, which contain the name, stay bounded."""
 _here = threading.local()
 
 
 class Lane:
     """A sequence of collective calls that all workers make in the same order.
 
-    The workers' rounds match by their order. Callbacks run when a result arrives, at different times in each worker. So
-    their calls are ordered separately for each operation: each operation has its own lane.
+    The workers' rounds match by their order. Callbacks run when a result arrives, which is at different times in each
+    worker. So the calls that callbacks make are ordered separately for each operation: each operation has its own lane.
 
     name: "" for the script's own calls.
     calls: how many have been compared.
     children: the prefix of its operations' names.
-    while_waiting: called where any thread waits for an operation or its callbacks, with their future; returns at the
-        latest when that is done.
+    while_waiting: called when any thread waits for an operation or its callbacks, with their future. It returns at the
+        latest when the future is done.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class Lane:
         return getattr(_here, "lane", None)
 
     def next(self) -> "Lane":
-        """The lane of the next operation of this one. Waits for the callbacks of an earlier one of that name."""
+        """The lane of the next operation in this lane. Waits for the callbacks of an earlier operation of the same
+        name.
+        """
         with self._lock:
             slot, self._begun = self._begun % _SLOTS, self._begun + 1
             name = f"{self._children}.{slot}"
@@ -65,7 +67,7 @@ class Lane:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Calls of this thread belong to this lane."""
+        """Within the block, calls of this thread belong to this lane."""
         outer, _here.lane = self.present(), self
         try:
             yield
@@ -88,7 +90,8 @@ class Lane:
         after.add_done_callback(lambda _: _threads.submit(run))
 
     def run_rounds(self, after: "Future[Any]", action: "Callable[[], Future[_Result]]") -> "Future[_Result]":
-        """As `run`, for an action that begins rounds; returns the result of the future that it returns."""
+        """Like `run`, for an action that begins rounds. The result is the result of the future that the action returns.
+        """
         done: Future[_Result] = Future()
 
         def begin() -> None:
@@ -106,7 +109,7 @@ class Lane:
         self._error = self._error or error
 
     def state(self) -> dict[str, int]:
-        """Return what is kept between operations."""
+        """Return the state between operations."""
         return {"calls": self.calls, "begun": self._begun}
 
     def load(self, state: Mapping[str, int]) -> None:
@@ -114,7 +117,7 @@ class Lane:
         self.calls, self._begun = state["calls"], state["begun"]
 
     def wait(self) -> BaseException | None:
-        """Wait until nothing runs in this lane and those of its operations; return what failed there."""
+        """Wait until nothing runs in this lane and its operations' lanes. Return the failures there."""
         for over in self._running:
             self.while_waiting(over)
             over.result()
@@ -123,7 +126,7 @@ class Lane:
 
 
 class _Threads:
-    """As many threads as actions wait for each other; ended with the process."""
+    """Threads for actions: as many as wait for each other. They end with the process."""
 
     def __init__(self) -> None:
         self._actions: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -152,11 +155,11 @@ _threads = _Threads()
 class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not installed where mypy runs
     """A collective operation in progress, for the tensors that it changes.
 
-    `wait` and PyTorch's futures raise the client's error, which names the process at fault, after the job has failed;
-    then the tensors' values are undefined.
+    After the job has failed, `wait` and PyTorch's futures raise the client's error, which names the process at fault.
+    The tensors' values are then undefined.
 
-    ready: the results are here; `store` then writes them to the tensors, and `done` is completed.
-    lane: what callbacks of the future call belongs there; they may wait for other operations.
+    ready: done when the results have arrived. Then `store` writes them to the tensors, and `done` is completed.
+    lane: the lane to which calls in callbacks of the future belong. The callbacks may wait for other operations.
     before_wait: called by `wait` with `done`.
     """
 
@@ -184,7 +187,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
             self.done.set_exception(error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the results; on a GPU the current stream waits for them. The job's limits apply, not `timeout`."""
+        """Wait for the results. On a GPU, the current stream waits for them. The job's limits apply, not `timeout`."""
         self.before_wait(self.done)
         self.lane.while_waiting(self.done)
         self.done.result()
@@ -193,7 +196,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
         return True
 
     def get_future(self) -> Any:
-        """A torch.futures.Future of the tensors. Its callbacks run in no thread that results depend on."""
+        """A torch.futures.Future of the tensors. Its callbacks run in a thread on which no results depend."""
         with self._lock:
             if self._future is None:
                 self._future = _Future(self.lane, self._gpus)
@@ -205,7 +208,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
 
     def _tell(self) -> None:
         assert self._future is not None
-        with torch.cuda.stream(self._stream):  # waiters of the future wait for what is queued on this stream
+        with torch.cuda.stream(self._stream):  # waiters of the future wait for the work on this stream
             error = self.done.exception()
             if error is None:
                 self._future.set_result(self._tensors)
@@ -213,11 +216,11 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
                 self._future.set_exception(error)
 
     def is_completed(self) -> bool:
-        """Whether it has succeeded or failed."""
+        """Whether the operation has succeeded or failed."""
         return self.done.done()
 
     def is_success(self) -> bool:
-        """Whether it has succeeded."""
+        """Whether the operation has succeeded."""
         return self.done.done() and self.done.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -234,7 +237,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
 
 
 class _Future(torch.futures.Future):  # type: ignore[misc, type-arg, unused-ignore]
-    """Its callbacks, and those of the futures that `then` returns, run in a lane, whichever thread runs them."""
+    """Its callbacks run in a lane, whichever thread runs them. So do callbacks of the futures that `then` returns."""
 
     def __init__(self, lane: Lane, gpus: Sequence[Any]) -> None:
         super().__init__(devices=list(gpus) or None)
@@ -256,7 +259,7 @@ class _Future(torch.futures.Future):  # type: ignore[misc, type-arg, unused-igno
             try:
                 result.set_result(callback(self))
             except Exception as error:
-                # The end of a backward pass raises it: C++ would take it for a value.
+                # The end of a backward pass raises the error, because C++ would take it for a value.
                 self._lane.fail(error)
                 result.set_exception(error)
 

@@ -1,4 +1,4 @@
-"""The sums that a backward pass begins: the buckets of DistributedDataParallel, and those of synchronised layers."""
+"""The sums that a backward pass begins: buckets of DistributedDataParallel, and sums of synchronised layers."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientSums", "SparseSum", "combine", "in_pass", "mean", "name_of", "wide"]
 
-# Reduction operations of torch.distributed, computed by each worker from the elements of all.
+# Reduction operations of torch.distributed, which each worker computes from the elements of all workers.
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
     "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
@@ -33,19 +33,19 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def name_of(operation: Any, dtype: Any) -> str:
-    """The name of a ReduceOp, as "SUM". Raises InvalidSettings for one that is not supported for the dtype."""
+    """The name of a ReduceOp, as "SUM". Raises InvalidSettings for a ReduceOp that is not supported for the dtype."""
     for name in _OPERATIONS:
         if operation == getattr(ReduceOp, name):
             if name == "AVG" and dtype == torch.bool:
                 raise InvalidSettings(f"ReduceOp.AVG of {dtype}", "use another dtype")
             return name
-    kind = getattr(operation, "op", operation)  # that of a ReduceOp with a factor, as of PREMUL_SUM
+    kind = getattr(operation, "op", operation)  # the one within a ReduceOp with a factor, such as PREMUL_SUM
     text = str(kind).rpartition(".")[2]
     raise InvalidSettings(f"ReduceOp.{text} is not supported under geomx launch", f"use {', '.join(_OPERATIONS)}")
 
 
 def combine(name: str, values: Sequence[Any]) -> Any:
-    """Reduce tensors (1-D, on the CPU) of all workers in rank order; float16 and bfloat16 are summed in float32."""
+    """Reduce tensors (1-D, on the CPU) of all workers in rank order. float16 and bfloat16 are summed in float32."""
     apply, dtype = _OPERATIONS[name], values[0].dtype
     result = values[0].to(wide(dtype))
     for value in values[1:]:
@@ -61,17 +61,17 @@ def wide(dtype: Any) -> Any:
 
 
 def mean(total: Any, count: int) -> Any:
-    """A sum divided by the number of its terms; integers are rounded towards zero, as by NCCL."""
+    """A sum divided by the number of its terms. Integers are rounded towards zero, as by NCCL."""
     is_whole = not (total.is_floating_point() or total.is_complex())
     return torch.div(total, count, rounding_mode="trunc" if is_whole else None)
 
 
 class SparseSum:
-    """The sum of a tensor (COO) over all workers, in rank order: its elements are exchanged, and no zeros.
+    """The sum of a tensor (COO) over all workers, in rank order. Its elements are exchanged, and no zeros.
 
-    Raises InvalidSettings for a worker that has more elements than fit.
+    Raises InvalidSettings if a worker has more elements than fit into a round.
 
-    count: of its elements, as 8 bytes: workers gather these first, then `elements`.
+    count: the number of its elements, as 8 bytes. Workers gather the counts first, then `elements`.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -81,14 +81,14 @@ class SparseSum:
         self._width = values.shape[1:].numel() * values.element_size()
 
     def elements(self, counts: Array) -> Array:
-        """This worker's elements, as many bytes in all workers. counts: `count` of each."""
+        """This worker's elements, in equally many bytes as in all workers. counts: each worker's `count`."""
         found = np.zeros(max(1, int(self._numbers(counts).max())) * self._size, np.uint8)
         for start, part in ((0, self._own.values()), (self._own._nnz() * self._width, self._own.indices())):
             found[start : start + part.numel() * part.element_size()] = read_bytes(part)
         return found
 
     def sum(self, counts: Array, rows: Array, name: str) -> Any:
-        """The sum, or for "AVG" the mean. rows: `elements` of each worker."""
+        """The sum, or for "AVG" the mean. rows: each worker's `elements`."""
         values, indices = [], []
         for count, row in zip(self._numbers(counts), rows, strict=True):
             parts = row[: count * self._width].copy(), row[count * self._width : count * self._size].copy()
@@ -115,20 +115,21 @@ class SparseSum:
 
 
 _LARGE = 8192
-"""Elements up to which a tensor in a backward pass may be statistics of a layer, which must not be encoded."""
+"""A tensor in a backward pass with at most so many elements may be a layer's statistics, which must not be encoded."""
 
 
 class GradientSums:
-    """Sums that begin within a backward pass; called in autograd's threads.
+    """Sums that begin within a backward pass. Called in autograd's threads.
 
-    A tensor's key tells its position in the pass, so that a codec's residual belongs to one bucket.
-    The end of the pass waits for all of them, and raises the client's error itself. An error that PyTorch's C++ code
-    raised would have lost its type, and its wait cannot be interrupted.
-    Before it waits, it compares the calls that the workers have made in the pass: those that differ would never
-    complete. A wait within the pass, as of a synchronised layer, does so too.
+    A tensor's key tells its position in the pass, so that a codec's residual belongs to one bucket. The end of the pass
+    waits for all sums, and raises the client's error itself. If PyTorch's C++ code raised the error, it would lose its
+    type; and a wait in C++ cannot be interrupted.
 
-    passes: that have begun a sum.
-    finite: gets the first elements of each pass.
+    Before the end of the pass waits, it compares the calls that the workers have made in the pass, because calls that
+    differ would never complete. A wait within the pass, such as a synchronised layer's, compares them too.
+
+    passes: number of passes that have begun a sum.
+    finite: receives the first elements of each pass.
     """
 
     def __init__(
@@ -149,11 +150,12 @@ class GradientSums:
         self._copies: dict[Any, DeviceCopies] = {}
 
     def takes(self, tensor: Any) -> bool:
-        """Whether `begin_sum` is to sum this tensor: a large one, within a backward pass."""
+        """Whether `begin_sum` should sum this tensor: a large one, within a backward pass."""
         return int(tensor.numel()) > _LARGE and in_pass()
 
     def begin_sum(self, tensor: Any, divisor: int, call: str) -> PendingWork:
-        """Sum the tensor in place, and divide the sum. One that is contiguous, of float32 and on the CPU is not copied.
+        """Sum the tensor in place, and divide the sum. A tensor that is contiguous, float32 and on the CPU is not
+        copied.
         """
         position = self._enter()
         self.note(call)
@@ -199,7 +201,7 @@ class GradientSums:
         return self._rounds.lane_of(self._enter())
 
     def keep(self, work: PendingWork) -> PendingWork:
-        """Have the end of the backward pass in progress, if there is one, wait for `work`; returns it."""
+        """Make the end of the backward pass in progress, if there is one, wait for `work`. Returns `work`."""
         if in_pass():
             with self._lock:
                 self._begun.append(work)
@@ -212,7 +214,9 @@ class GradientSums:
             self._await(lane, done, list(self._calls))
 
     def _await(self, lane: Lane, done: "Future[None]", calls: Sequence[str]) -> None:
-        """Wait for it after these calls of the pass in progress, unless others have made other calls: then it fails."""
+        """Wait for the operation after these calls of the pass in progress. If other workers have made other calls, it
+        fails.
+        """
         differ = self._rounds.look_in_pass(calls, done)
         lane.while_waiting(first([done, differ]))
         wait([done, differ], return_when=FIRST_COMPLETED)
@@ -269,8 +273,8 @@ class GradientSums:
 
 
 def in_pass() -> bool:
-    """Whether a backward pass in progress in this thread makes the next call, and no callback of a future, which its
-    hooks run too where the result is there already.
+    """Whether a backward pass in progress in this thread makes the next call, and not a callback of a future. The
+    pass's hooks also run such callbacks, if the result has already arrived.
     """
     return bool(torch._C._current_graph_task_id() != -1) and Lane.present() is None
 

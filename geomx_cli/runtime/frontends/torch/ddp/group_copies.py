@@ -20,12 +20,12 @@ from geomx_cli.runtime.frontends.torch.tensors import check_dense, read_bytes, w
 __all__ = ["GroupCopies", "untraced"]
 
 _CALLED = ("_allgather_base", "_reduce_scatter_base", "_set_group_name")
-"""Names of methods that PyTorch calls, besides those without an underscore."""
+"""Names of methods that PyTorch calls, in addition to methods without an underscore."""
 
 
 def untraced(group: type["GroupCopies"]) -> type[Any]:
     """Keep torch.compile from tracing the methods that PyTorch calls in the forward pass of a compiled
-    DistributedDataParallel. This imports torch._dynamo, as DistributedDataParallel and torch.optim do anyway.
+    DistributedDataParallel. This imports torch._dynamo, which DistributedDataParallel and torch.optim import anyway.
     """
     for name, method in list(vars(group).items()):
         if inspect.isfunction(method) and (not name.startswith("_") or name in _CALLED):
@@ -37,9 +37,9 @@ def untraced(group: type["GroupCopies"]) -> type[Any]:
 class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
     """Copies of bytes between workers, for any dtype. Operations return at once with a PendingWork.
 
-    rounds: what the group exchanges.
+    rounds: the group's rounds.
     passes: the operations of backward passes.
-    exchanged: elements that the script has given to operations so far.
+    exchanged: number of elements that the script has given to operations so far.
     """
 
     def __init__(self, rounds: GroupRounds | LoneRounds, passes: GradientSums) -> None:
@@ -53,7 +53,7 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
         works = []
         for tensor in tensors:
             own, out = (read_bytes(tensor), None) if opts.rootRank == self.rank() else (None, tensor)
-            if self.rounds.repeats:  # an earlier life of this worker may have given other bytes, which all have
+            if self.rounds.repeats:  # an earlier life of this worker may have given other bytes to all
                 out = tensor
             call = f"broadcast from {opts.rootRank} {self._described(tensor)}"
             works.append(self._receive(call, opts.rootRank, own, out, _bytes(tensor)))
@@ -69,7 +69,7 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._receive(call, opts.rootRank, own, output, size * self.size(), self.rank() * size)
 
     def _receive(self, call: str, source: int, own: Any, out: Any | None, size: int, first: int = 0) -> PendingWork:
-        """Copy `size` bytes of one worker, of which those from `first` on become `out`."""
+        """Copy `size` bytes of one worker to all. The bytes from `first` on become `out`."""
         outs = [] if out is None else [out]
         if not size:
             return self._done(outs)
@@ -91,7 +91,7 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
     ) -> PendingWork:
-        """Copy some tensors of each worker to all; outputs: a list of them for each worker."""
+        """Copy some tensors of each worker to all. outputs: for each worker, a list of its tensors."""
         return self.allgather(list(zip(*outputs, strict=True)), inputs)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> PendingWork:
@@ -130,7 +130,8 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
         def store() -> None:
             if outs is None:
                 return
-            # Not before: other workers' tensors may have other sizes, which the comparison of calls tells to all.
+            # Not before: other workers' tensors may have other sizes, and the comparison of calls reports this to all
+            # workers.
             check_parts(call, outs, given.numel(), self.size())
             for each, row in zip(outs, gathered.result(), strict=True):
                 write_bytes(each, np.ascontiguousarray(row))
@@ -138,7 +139,7 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._pending(gathered, outs or [], store)
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> PendingWork:
-        """Copy a tensor of each worker to each, of any size. Every worker receives what all have given."""
+        """Copy a tensor of each worker to each, of any size. Every worker receives the tensors of all workers."""
         for tensors, kind in ((inputs, "inputs"), (outputs, "outputs")):
             if len(tensors) != self.size():
                 what = f"torch.distributed.all_to_all with {len(tensors)} {kind}"
@@ -156,8 +157,9 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
     def alltoall_base(
         self, output: Any, given: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> PendingWork:
-        """Copy a part of a tensor of each worker to each; sizes: of the parts, along the first dimension; equal ones if
-        there are none.
+        """Copy a part of a tensor of each worker to each.
+
+        sizes: the sizes of the parts, along the first dimension. Without sizes, the parts are equal.
         """
         sizes = []
         for tensor, given_sizes in ((given, input_sizes), (output, output_sizes)):
@@ -179,7 +181,8 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
     def _all_to_all(
         self, own: Array, sizes: Sequence[int], like: Any, outs: Sequence[Any], store: Callable[[Sequence[Array]], None]
     ) -> PendingWork:
-        """sizes: elements for each worker, and from each. The workers exchange those first, as nobody else knows them.
+        """sizes: the number of elements for each worker, and from each. The workers exchange these first, because each
+        knows only its own.
         """
         lane, unit, count = self._next_lane(), like.element_size(), self.size()
         call = f"all_to_all of {str(like.dtype).removeprefix('torch.')}"
@@ -221,7 +224,7 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._passes.next_lane() if in_pass() else self.rounds.next_lane()
 
     def _agreed(self, call: str, data: "Future[Any]") -> "Future[Any]":
-        """`data`, if all workers have made this call; else an error in all of them. Of calls in a backward pass that is
+        """`data`, if all workers have made this call. Otherwise an error in all of them. Calls in a backward pass are
         compared with the pass.
         """
         if in_pass():
@@ -242,7 +245,8 @@ def _bytes(tensor: Any) -> int:
 
 
 def _check_sizes(table: Array) -> None:
-    """Raise InvalidSettings in all workers if one of them expects another number of elements than it gets."""
+    """Raise InvalidSettings in all workers if one of them expects a number of elements that differs from what it gets.
+    """
     count = len(table)
     wrong = np.argwhere(table[:, :count] != table[:, count:].T)
     if len(wrong):

@@ -1,7 +1,7 @@
 """The rounds of which the collectives of a process group consist: sums of elements, and exact copies of bytes.
 
-All workers begin the same rounds in the same order. Keys are named after what a round does and how large it is, so that
-their number stays bounded: sizes are rounded up, by at most an eighth if they are large.
+All workers begin the same rounds in the same order. A key's name tells what the round does and how large it is. So that
+the number of keys stays bounded, sizes are rounded up, large ones by at most an eighth.
 """
 
 import threading
@@ -27,23 +27,24 @@ if TYPE_CHECKING:
 __all__ = ["PREFIX", "GroupRounds", "LoneRounds", "check_parts", "check_whole", "size_class"]
 
 PREFIX = "c10d/"
-"""Of the names of all keys."""
+"""Prefix of the names of all keys."""
 
 _SMALLEST = 64
 _CALL = 60
-"""Characters of a call; a longer one ends in its checksum. The number of a batch follows in 4 bytes."""
+"""Characters of a call. A longer one ends in its checksum. The number of a batch follows in 4 bytes."""
 _TABLE = 65_536
-"""Bytes of all workers that are gathered in one round; more are gathered in a round for each worker."""
+"""The most bytes of all workers that are gathered in one round. More bytes are gathered in one round for each worker.
+"""
 
 
 class GroupRounds:
-    """The rounds of the process group number `group`. Methods return at once, but for the first round of a key, and may
-    be called from any thread as long as the order in each lane is the same in all workers. Futures fail with the
-    client's error if the job does, and with TrainingFailed if a worker has left the job and so does not take part.
+    """The rounds of the process group number `group`. Methods return at once, except in the first round of a key. Any
+    thread may call them as long as the order in each lane is the same in all workers. Futures fail with the client's
+    error if the job fails. They fail with TrainingFailed if a worker has left the job and so does not take part.
 
     while_waiting: see Lane.
-    repeats: whether an earlier life of this worker may have made the same calls; their results are known then.
-    difference: the error of workers that made different calls, which has ended the job.
+    repeats: whether an earlier life of this worker may have made the same calls. Their results are then known.
+    difference: the error of workers that made different calls. It has ended the job.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class GroupRounds:
 
     @property
     def calls(self) -> int:
-        """The script's calls so far; a backward pass counts as one."""
+        """The script's calls so far. A backward pass counts as one call."""
         return self._own.calls
 
     def state(self) -> dict[str, Any]:
@@ -88,10 +89,10 @@ class GroupRounds:
         return Lane.present() or self._own
 
     def agree(self, call: str) -> "Future[None]":
-        """Compare the call that this worker makes with the other workers' calls, besides the rounds of the call itself.
-        If calls differ, fails with InvalidSettings in all workers: their rounds would wait for each other, or give
-        wrong results. This also ends the job, because a script that catches the error would wait for such rounds at its
-        end.
+        """Compare the call that this worker makes with the other workers' calls, concurrently with the rounds of the
+        call. If calls differ, it fails with InvalidSettings in all workers, because their rounds would wait for each
+        other, or give wrong results. This also ends the job, because a script that catches the error would wait for
+        such rounds at its end.
         """
         lane = self._lane()
         with self._lock:
@@ -102,18 +103,19 @@ class GroupRounds:
         return self._compare(call, which)
 
     def begin_pass(self) -> None:
-        """A backward pass begins, which is one operation. It is compared at its end."""
+        """A backward pass begins. It is one operation, and is compared at its end."""
         with self._lock:
             self._own.calls += 1
             self.made.note(PASS)
 
     def agree_in_pass(self, calls: Sequence[str]) -> "Future[None]":
-        """As `agree`, at the end of a backward pass, for all calls in it."""
+        """Like `agree`, at the end of a backward pass, for all calls in the pass."""
         text = f"{PASS}, {zlib.crc32(repr(calls).encode()):08x}"
         return self._compare(text, f"operation {self._own.calls}", calls, ends=True)
 
     def look_in_pass(self, calls: Sequence[str], waits: "Future[Any]") -> "Future[None]":
-        """As `agree`, while this worker waits in a backward pass after these calls: fails if others made other ones."""
+        """Like `agree`, while this worker waits in a backward pass after these calls. Fails if others made other calls.
+        """
         found = self.made.look_in_pass(f"operation {self._own.calls}", calls, waits, self.workers)
         failed: Future[None] = Future()
         found.add_done_callback(lambda found: failed.set_exception(self._end(found)))
@@ -150,7 +152,7 @@ class GroupRounds:
     def _difference(
         self, texts: Sequence[str], batches: Sequence[int], which: str, calls: Sequence[str]
     ) -> "Future[InvalidSettings] | None":
-        """What is said if the calls of the workers differ; texts and batches: by rank."""
+        """The message if the calls of the workers differ. texts, batches: by rank."""
         rank = next((rank for rank, other in enumerate(texts) if other != texts[0]), 0)
         if not rank:
             return None
@@ -162,11 +164,11 @@ class GroupRounds:
         return finished(InvalidSettings(what, ALIKE))
 
     def _end(self, found: "Future[InvalidSettings]") -> BaseException:
-        """End the job with the difference that was found; or what has failed meanwhile."""
+        """End the job with the difference that was found, or with a failure that happened meanwhile."""
         if (error := found.exception()) is not None:
             return error
         self.difference = found.result()
-        # Not in this thread: it is the client's own, for which `close` waits.
+        # Not in this thread: it is the client's own thread, for which `close` waits.
         threading.Thread(target=self._client.close, args=(self.difference,), daemon=True).start()
         return self.difference
 
@@ -176,7 +178,7 @@ class GroupRounds:
         return self._complete(exchange, self.workers)
 
     def broadcast(self, source: int, data: "Array | None", size: int) -> "Future[Array]":
-        """Return the `size` bytes (1-D, uint8) of the worker of rank `source` in all workers; the others give None."""
+        """Return the `size` bytes (1-D, uint8) of the worker of rank `source` in all workers. The others pass None."""
         buffer = np.zeros(size_class(size), np.uint8)
         if data is not None:
             buffer[:size] = data
@@ -184,14 +186,14 @@ class GroupRounds:
         return after([self._complete(exchange, 1)], lambda: buffer[:size])
 
     def gather(self, data: "Array", kind: str = "table") -> "Future[Array]":
-        """Return the bytes of all workers (1-D, uint8, of the same size in all) in all workers, by rank: of shape
-        (workers, size).
+        """Return the bytes of all workers, by rank, in all workers: of shape (workers, size). Each worker's bytes are
+        1-D, uint8, and of the same size.
         """
         size, room = data.size, size_class(data.size)
         if room * self.workers <= _TABLE or kind != "table":
             table = np.zeros((self.workers, room), np.uint8)
             table[self.rank, :size] = data
-            # Ahead of gradients that wait to be sent: the end of a backward pass needs both.
+            # Before gradients that wait to be sent, because the end of a backward pass needs both.
             first = int(kind != "table")
             exchange = self._exchange(f"{kind}/{room}", table.reshape(-1), table.reshape(-1), priority=first)
             return after([self._complete(exchange, self.workers)], lambda: table[:, :size])
@@ -273,7 +275,7 @@ class LoneRounds:
 
 
 def size_class(size: int) -> int:
-    """`size` rounded up: to a power of two from 64 to 4096, then by at most an eighth."""
+    """`size` rounded up: to a power of two from 64 to 4096. Above that, by at most an eighth."""
     if size <= 4096:
         return max(_SMALLEST, 1 << max(0, size - 1).bit_length())
     step: int = 1 << (size.bit_length() - 4)

@@ -40,18 +40,18 @@ _ADVICE = (
 
 
 class GroupStore(Store):
-    """See ScriptStore. All of the script's process groups share one client. Where the algorithm exchanges gradients,
-    DistributedDataParallel does; where it exchanges weights, the optimizers that the script wraps do.
+    """See ScriptStore. All of the script's process groups share one client. If the algorithm exchanges gradients,
+    DistributedDataParallel exchanges them. If it exchanges weights, the optimizers that the script wraps exchange them.
     """
 
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
-        """Raises InvalidSettings in a job that is to go on without a worker that dies."""
+        """Raises InvalidSettings in a job that is to continue without a worker that dies."""
         if client.settings.text("on_worker_loss") == "leave":
             what = "--on-worker-loss leave: this script makes a process group, which needs all workers"
             raise InvalidSettings(what, "use --on-worker-loss restart-all, or leave it out: then the job ends")
         super().__init__(session, Reduction(client, session))
         self._client = client
-        self._thread = threading.get_ident()  # which trains
+        self._thread = threading.get_ident()  # the thread that trains
         self._taking_part = threading.Lock()  # autograd has a thread for each GPU
         self._groups: list[GeomxProcessGroup] = []  # of all workers
         self._saved: list[Any] = []  # their states in an earlier life
@@ -83,7 +83,7 @@ class GroupStore(Store):
 
     @property
     def control(self) -> "ControlClient":
-        """The client's requests besides rounds."""
+        """The client's requests other than rounds."""
         return self._client.control
 
     @property
@@ -94,12 +94,14 @@ class GroupStore(Store):
 
     @property
     def calls(self) -> int:
-        """See ScriptStore; elements that the script has given to collective operations, and rounds of optimizers."""
+        """See ScriptStore. Counts elements that the script has given to collective operations, and rounds of
+        optimizers.
+        """
         return super().calls + self._exchanged
 
     @property
     def steps(self) -> int:
-        """See ScriptStore: all workers make the same collective operations."""
+        """See ScriptStore. All workers make the same collective operations."""
         return super().steps + self._exchanged
 
     @property
@@ -107,15 +109,17 @@ class GroupStore(Store):
         return sum(group.exchanged for group in self._groups)
 
     def be_patient(self, timeout: timedelta | None) -> None:
-        """Let collective operations take as long without progress as the script allows, if that is more than the job's
-        limit.
+        """Let collective operations take as long without progress as the script allows, if this is longer than the
+        job's limit.
         """
         if timeout is not None:
             self._client.control.be_patient(min(timeout.total_seconds(), MAX_PATIENCE))
 
     def new_group(self, store: Any, _rank: int, size: int, *_: Any) -> GeomxProcessGroup:
-        """A process group of `size` workers: all, which make the same ones in the same order, or this one alone. store:
-        a store for its values.
+        """A process group of `size` workers: all workers, which make the same operations in the same order, or only
+        this one.
+
+        store: a store for the group's values.
         """
         if size == 1 and self._client.num_all_workers > 1:
             return GeomxProcessGroup(LoneRounds(), self._session, store, encodes=False)
@@ -131,8 +135,8 @@ class GroupStore(Store):
         return group
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
-        """See Store. Where the algorithm exchanges gradients, DistributedDataParallel does, and this has no
-        effect; raises InvalidSettings for a model without it.
+        """See Store. If the algorithm exchanges gradients, DistributedDataParallel exchanges them, and this function
+        has no effect. Raises InvalidSettings for a model without DistributedDataParallel.
         """
         if not self.exchanges_gradients:
             refuse_synchronised(model, str(self.option("algo")))
@@ -142,7 +146,7 @@ class GroupStore(Store):
             raise InvalidSettings(what, "wrap what DistributedDataParallel returns; or leave init_process_group out")
 
     def wrap_for_loop(self, model: Any, optimizer: Any, buffers: str) -> None:
-        """See Store; a process group cannot go on from the middle."""
+        """See Store. A process group cannot continue from the middle."""
         self.wrap(model, optimizer, buffers)
 
     def while_waiting(self, other: "Future[Any]") -> None:
@@ -160,11 +164,11 @@ class GroupStore(Store):
 
     @property
     def passes(self) -> int:
-        """See Watchable: a step may follow a pass within no_sync, as in local SGD."""
+        """See Watchable. A step may follow a pass within no_sync, as in local SGD."""
         return sum(group.passes for group in self._groups)
 
     def note_models(self, parallel: Any) -> None:
-        """Note what DistributedDataParallel (the class `parallel`) wraps from now on."""
+        """Note the models that DistributedDataParallel (the class `parallel`) wraps from now on."""
         original = parallel.__init__
 
         @functools.wraps(original)
@@ -178,14 +182,14 @@ class GroupStore(Store):
         parallel.__init__ = build
 
     def updates_common(self, optimizer: Any) -> bool:
-        """See Store: also those of DistributedDataParallel, where gradients are exchanged."""
+        """See Store. Includes parameters of DistributedDataParallel, if gradients are exchanged."""
         common = {id(tensor) for tensor in self._trained.values()}
         updated = (item for group in optimizer.param_groups for item in group["params"])
         return super().updates_common(optimizer) or any(id(item) in common for item in updated)
 
     def compared(self, optimizer: Any) -> Sequence[Compared]:
-        """See Watchable: the parameters of DistributedDataParallel, also those that are not exchanged since they were
-        frozen when it was built.
+        """See Watchable. The parameters of DistributedDataParallel. Includes parameters that are not exchanged because
+        they were frozen when it was built.
         """
         if not self.exchanges_gradients:
             return super().compared(optimizer)
@@ -202,8 +206,8 @@ class GroupStore(Store):
         return (Compared(self._reduction.compare, "", self.num_all_workers, found),) if found else ()
 
     def _is_together(self, model: Any) -> bool:
-        """Whether all workers exchange the gradients of a DistributedDataParallel. Where synchronised layers are the
-        only exchange of its last pass, that was one within no_sync, as in local SGD.
+        """Whether all workers exchange the gradients of a DistributedDataParallel. If its last pass exchanged only for
+        synchronised layers, that pass was within no_sync, as in local SGD.
         """
         group = model.process_group
         if not isinstance(group, GeomxProcessGroup) or group.size() != self.num_all_workers:

@@ -1,4 +1,4 @@
-"""torch.distributed's store over the job's servers: small values that any worker sets and any worker finds."""
+"""torch.distributed's store over the job's servers: small values that any worker sets and any worker gets."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ __all__ = ["JobStore", "tcp_store"]
 
 _KEY = 900
 _AT_ONCE = 256
-"""Keys in one request."""
+"""Limit on the keys in one request."""
 _stores: list["JobStore"] = []
-"""All of this process: a PrefixStore in C++ does not keep the object in Python that it calls."""
+"""All stores of this process. PrefixStore in C++ does not keep alive the Python object that it calls."""
 
 
 class JobStore(Store):  # type: ignore[misc, unused-ignore]
-    """The values whose names begin with `prefix`, the same in all workers wherever they run.
+    """The values whose names begin with `prefix`. All workers have the same values, wherever they run.
 
-    Waits last at most `timeout`, as set by `set_timeout`, and then raise DistStoreError; the job's failure ends them
-    with its error. Errors of the servers, as for a value of more than 4 MiB, are InvalidSettings.
+    Waits last at most `timeout`, as set by `set_timeout`, and then raise DistStoreError. If the job fails, they raise
+    its error. Errors of the servers, such as for a value of more than 4 MiB, are InvalidSettings.
     """
 
     def __init__(self, joined: "GroupStore", prefix: str) -> None:
@@ -47,11 +47,11 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
             self.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """The value, once there is one."""
+        """The value. Waits until the key has one."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys, once all have one."""
+        """The values of several keys. Waits until all have one."""
         once = list(dict.fromkeys(keys))
         values = [value for body in self._await("get", once, self.timeout) for value in body["values"]]
         found = dict(zip(once, values, strict=True))
@@ -67,7 +67,7 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
         return all(self._ask("check", once[at : at + _AT_ONCE])["found"] for at in range(0, len(once), _AT_ONCE))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to an integer, which begins with 0; return the sum."""
+        """Add to an integer, which begins with 0. Return the sum."""
         return int(self._ask("add", [key], number=amount)["number"])
 
     def append(self, key: str, value: str | bytes) -> None:
@@ -75,20 +75,21 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
         self._ask("append", [key], values=[_bytes(value)])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set `desired` where the value is `expected`, or where there is none and that is empty; return the value."""
+        """Set `desired` if the value is `expected`, or if there is no value and `expected` is empty. Return the value.
+        """
         found: bytes = self._ask("compare", [key], values=[_bytes(expected), _bytes(desired)])["values"][0]
         return found
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; whether there was one."""
+        """Delete a value. Return whether it existed."""
         return bool(self._ask("delete", [key])["number"])
 
     def num_keys(self) -> int:
-        """How many keys have a value, with those of the job's other stores."""
+        """The number of keys that have a value, including keys of the job's other stores."""
         return int(self._ask("count", [""])["number"])
 
     def has_extended_api(self) -> bool:
-        """Whether `append`, `multi_get` and `multi_set` are there."""
+        """Whether `append`, `multi_get` and `multi_set` are available."""
         return True
 
     def clone(self) -> "JobStore":
@@ -97,7 +98,7 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
         other.set_timeout(self.timeout)
         return other
 
-    # As PyTorch's C++ code calls them, of a store under a PrefixStore.
+    # Names under which PyTorch's C++ code calls the methods of a store under a PrefixStore.
 
     deleteKey, getNumKeys, hasExtendedApi = delete_key, num_keys, has_extended_api  # noqa: N815
 
@@ -131,8 +132,10 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def tcp_store(original: Any, join: Callable[[], "GroupStore"]) -> type:
-    """A class in place of TCPStore: for the workers' common address it makes a store over the job's servers, since
-    nothing listens there; for any other address the original. join: joins the job.
+    """A class in place of TCPStore. For the workers' common address it makes a store over the job's servers, because
+    nothing listens there. For any other address it makes the original store.
+
+    join: joins the job.
     """
 
     class TCPStore(JobStore):

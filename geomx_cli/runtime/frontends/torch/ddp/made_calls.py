@@ -1,5 +1,5 @@
-"""The collective calls that a worker has made. Workers that wait for a call which it did not make, or which differs,
-read them.
+"""The collective calls that a worker has made. Other workers read them if they wait for a call that this worker did not
+make, or that differs.
 """
 
 import re
@@ -28,7 +28,7 @@ class SkippedBatches:
     Compares which batch of a DataLoader each worker trains on, in the backward passes of one group. A worker has
     skipped a batch if the others run a backward pass with every batch and stay behind it by the same number.
 
-    told: the warning, "" before; the worker of rank 0 prints it once.
+    told: the warning, "" before it. The worker of rank 0 prints it once.
     """
 
     def __init__(self, session: "ScriptSession", rank: int) -> None:
@@ -66,22 +66,22 @@ class SkippedBatches:
 
 PASS = "a backward pass"
 _KEPT = 256
-"""Latest calls of which the text is kept."""
+"""Number of latest calls whose text is kept."""
 _SECONDS = 5.0
-"""That the servers may take to tell what workers have left behind."""
+"""Seconds that the servers may take to return the notes that workers have left behind."""
 _LONG = 2.0
 """Seconds of a wait within a backward pass after which workers look at each other's calls."""
 _TEXT = 200
 """Characters of the latest call that an ended worker leaves."""
 _LINE = re.compile(rb"(\d{1,5}) (\d{1,18}) (\d{1,18}) ([ -~]{0,%d})" % _TEXT)
-"""What an ended worker leaves: its rank, the numbers of its calls and backward passes, and the latest call."""
+"""Format of an ended worker's note: its rank, the numbers of its calls and backward passes, and the latest call."""
 _MOST = 1 << 16
-"""Bytes of the calls of a backward pass."""
+"""Limit on the bytes of the calls of a backward pass."""
 ALIKE = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
 
 
 class MadeCalls:
-    """The script's calls in the process group number `group`, of the worker of this rank."""
+    """The script's calls in the process group number `group`, as the worker of this rank has made them."""
 
     def __init__(self, control: "ControlClient", group: int, rank: int, batches: "SkippedBatches") -> None:
         self._control = control
@@ -93,7 +93,7 @@ class MadeCalls:
         self._passes = 0
 
     def state(self) -> dict[str, int]:
-        """Return what is kept between calls; `load` continues from it."""
+        """Return the state between calls. `load` continues from it."""
         return {"count": self._count, "passes": self._passes}
 
     def load(self, state: Mapping[str, int]) -> None:
@@ -108,12 +108,12 @@ class MadeCalls:
         self._texts.pop(self._count - _KEPT, None)
 
     def leave_behind(self) -> "Future[Body]":
-        """The script has ended: tell the others, which may wait for a call of it."""
+        """The script has ended. Tell the other workers, which may wait for a call of this one."""
         line = f"{self._rank} {self._count} {self._passes} {self._texts.get(self._count, '')[:_TEXT]}\n"
         return self._control.ask("store", {"op": "append", "keys": [self._key], "values": [line.encode()]})
 
     def missing(self) -> "Future[None]":
-        """A future that fails: another worker has ended, and does not take part in a call of this one."""
+        """A future that fails if another worker has ended, and does not take part in a call of this one."""
         failed: Future[None] = Future()
 
         def explain(asked: "Future[Body]") -> None:
@@ -125,8 +125,10 @@ class MadeCalls:
         return failed
 
     def calls_differ(self, which: str, own: Sequence[str], one: int, other: int) -> "Future[InvalidSettings]":
-        """Why the latest backward pass differs between the workers of two ranks; all workers ask, and tell the calls
-        that they have made in it (`own`). which: the number of the operation.
+        """Why the latest backward pass differs between the workers of two ranks. All workers call this, and send the
+        calls that they have made in the pass (`own`).
+
+        which: the number of the operation.
         """
         which = f"backward pass {self._passes} ({which})"
         keys = [f"calls/{self._key}/{which}/{rank}" for rank in (self._rank, one, other)]
@@ -148,9 +150,10 @@ class MadeCalls:
     def look_in_pass(
         self, which: str, own: Sequence[str], waits: "Future[Any]", workers: int
     ) -> "Future[InvalidSettings]":
-        """Why `waits` does not end, for which this worker waits after the calls `own` in its latest backward pass: the
-        worker of the next rank waits in the same pass after other calls. If that worker does not wait, the future is
-        never done. Each worker looks at only one other, because a comparison of all would cross the WAN too often.
+        """Why `waits` does not end. This worker waits for it after the calls `own` in its latest backward pass. The
+        reason: the worker of the next rank waits in the same pass after other calls. If that worker does not wait, the
+        future is never done. Each worker checks only one other, because a comparison of all would cross the WAN too
+        often.
         """
         which = f"backward pass {self._passes} ({which})"
         found: Future[InvalidSettings] = Future()
@@ -188,7 +191,7 @@ class MadeCalls:
         return found
 
     def _error(self, left: bytes) -> TrainingFailed:
-        """left: what ended workers have left behind."""
+        """left: the notes that ended workers have left behind."""
         lines = (found.groups() for line in left.splitlines() if (found := _LINE.fullmatch(line)) is not None)
         ended = {int(rank): [text.decode() for text in rest] for rank, *rest in lines}
         first = min((int(count) for count, *_ in ended.values()), default=self._count - 1)

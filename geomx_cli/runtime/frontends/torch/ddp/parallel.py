@@ -1,4 +1,4 @@
-"""What changes in DistributedDataParallel: buffers, hooks, Join, and gradients that the algorithm does not exchange."""
+"""The changes to DistributedDataParallel: buffers, hooks, Join, and gradients that the algorithm does not exchange."""
 
 import functools
 import os
@@ -25,14 +25,14 @@ __all__ = [
 ]  # fmt: skip
 
 _ENOUGH = 10
-"""Forward passes with a broadcast after which there is a warning."""
+"""Number of forward passes with a broadcast after which there is a warning."""
 
 
 def replace_buffer_broadcast(parallel: Any, session: "ScriptSession") -> None:
-    """Change how DistributedDataParallel (the class `parallel`) broadcasts buffers in our process groups.
+    """Change how DistributedDataParallel (the class `parallel`) broadcasts buffers in geomx's process groups.
 
-    Statistics of batch normalization change in forward passes, and nothing reads them in training. So the buffers of
-    rank 0 travel with the gradients of the backward pass. The other workers write them when the next forward pass would
+    Statistics of batch normalization change in forward passes, and nothing reads them in training. So rank 0's buffers
+    are sent with the gradients of the backward pass. The other workers write them when the next forward pass would
     broadcast them. This gives the same values without a round trip. PyTorch broadcasts other buffers, and the buffers
     of a forward pass that reads its statistics. One warning reports this.
     """
@@ -61,8 +61,8 @@ def replace_buffer_broadcast(parallel: Any, session: "ScriptSession") -> None:
 
 
 def refuse_join(parallel: Any) -> None:
-    """Make torch.distributed.algorithms.Join raise InvalidSettings for a model in our process groups: what it reduces
-    for workers without batches is outside of any backward pass, and would not meet the others' gradients.
+    """Make torch.distributed.algorithms.Join raise InvalidSettings for a model in geomx's process groups. For workers
+    without batches, Join reduces outside of any backward pass, and this would not match the other workers' gradients.
     """
     original = parallel.join_hook
 
@@ -92,11 +92,13 @@ class _Statistics:
 
     def __init__(self, group: GeomxProcessGroup) -> None:
         self._group = group
-        self._waits = False  # for a backward pass
+        self._waits = False  # whether they wait for a backward pass
         self._received: Future[Array] | None = None
 
     def send_in_next_pass(self, buffers: list[Any]) -> None:
-        """Have the next backward pass bring rank 0's to all workers, as they are when its first gradients are sent."""
+        """Make the next backward pass bring rank 0's buffers to all workers, as they are when its first gradients are
+        sent.
+        """
         if not self._waits:
             self._waits = True
             self._group.in_next_pass(lambda: self._send(buffers))
@@ -121,12 +123,12 @@ class _Statistics:
         return True
 
     def discard(self) -> None:
-        """A broadcast has brought newer ones."""
+        """A broadcast has brought newer buffers."""
         self._received = None
 
 
 class _Warning:
-    """Says once, in one worker, that forward passes of training wait for a broadcast."""
+    """Warns once, in one worker, that forward passes of training wait for a broadcast."""
 
     def __init__(self, session: "ScriptSession") -> None:
         self._session = session
@@ -147,8 +149,8 @@ class _Warning:
 
 
 def replace_built_in_hooks(parallel: Any) -> None:
-    """Have DistributedDataParallel (the class `parallel`) take PyTorch's own hooks in Python for those in C++, which
-    need futures that only C++ can make.
+    """Make DistributedDataParallel (the class `parallel`) use PyTorch's own hooks in Python instead of the hooks in
+    C++, which need futures that only C++ can make.
     """
     original = parallel._register_builtin_comm_hook
 
@@ -167,11 +169,11 @@ def replace_built_in_hooks(parallel: Any) -> None:
 
 
 def keep_local(parallel: Any, store: "Store") -> None:
-    """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
+    """Make every DistributedDataParallel (the class `parallel`) exchange nothing, as within its `no_sync`.
 
-    It copies no tensors either, which `wrap` does. A step of its model by an optimizer that the script has not wrapped
-    raises InvalidSettings: each worker would train a model of its own. So do layers that exchange in each pass, where
-    workers take different numbers of passes.
+    It copies no tensors either, because `wrap` copies them. If an optimizer that the script has not wrapped takes a
+    step for its model, InvalidSettings is raised, because each worker would train a model of its own. It is also raised
+    for layers that exchange in each pass, if workers take different numbers of passes.
     """
     # Properties of the class, not attributes of a model as in `no_sync`: with manual optimization Lightning sets the
     # attributes.
@@ -205,7 +207,7 @@ def keep_local(parallel: Any, store: "Store") -> None:
 
 
 def refuse_synchronised(module: Any, algorithm: str) -> None:
-    """Raise InvalidSettings for layers that exchange in each pass, where workers take different numbers of passes."""
+    """Raise InvalidSettings for layers that exchange in each pass, if workers take different numbers of passes."""
     layers = (name for name, layer in module.named_modules() if isinstance(layer, torch.nn.SyncBatchNorm))
     if plugins.algorithms()[algorithm].own_pace and (name := next(layers, None)) is not None:
         what = f"SyncBatchNorm with --algo {algorithm}: workers take different numbers of steps"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "GeomxProcessGroup"]
 
 NAME = "geomx"
-"""What torch.distributed.get_backend returns."""
+"""The name that torch.distributed.get_backend returns."""
 _PASSES = 3
 _ADVICE = "divide the data with torch.utils.data.DistributedSampler, and call its set_epoch in each epoch"
 
@@ -36,11 +36,12 @@ _ADVICE = "divide the data with torch.utils.data.DistributedSampler, and call it
 class GeomxProcessGroup(GroupCopies):
     """All training workers, by global rank, or one of them by itself.
 
-    Every operation returns at once with a PendingWork, whose `wait` raises the client's error after the job has failed.
-    Sums and means of floats are added by the servers, in rank order; `--compress` applies to those of a backward pass
-    with more than 8192 elements, as DistributedDataParallel's buckets. Everything else is exact: bytes are copied, and
-    other reductions computed by each worker; all reductions are without `adds`, where servers update what they add. At
-    the end of a backward pass all sums that it began are complete.
+    Every operation returns at once with a PendingWork. After the job has failed, its `wait` raises the client's error.
+
+    The servers add sums and means of floats, in rank order. `--compress` applies to sums of a backward pass with more
+    than 8192 elements, such as DistributedDataParallel's buckets. All other operations are exact: bytes are copied, and
+    each worker computes other reductions. Without `adds`, because servers update the sums, each worker computes all
+    reductions. At the end of a backward pass, all sums that it began are complete.
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class GeomxProcessGroup(GroupCopies):
 
     @property
     def passes(self) -> int:
-        """Backward passes that have begun a sum."""
+        """The number of backward passes that have begun a sum."""
         return self._passes.passes
 
     @property
     def calls(self) -> int:
-        """The script's calls so far, of a group of all workers; a backward pass counts as one."""
+        """The script's calls so far, in a group of all workers. A backward pass counts as one call."""
         return self.rounds.calls if isinstance(self.rounds, GroupRounds) else 0
 
     def state(self) -> dict[str, Any]:
-        """Return what is kept between the script's calls, of a group of all workers."""
+        """Return the state between the script's calls, for a group of all workers."""
         assert isinstance(self.rounds, GroupRounds)
         kept = {"exchanged": self.exchanged, "passes": self._passes.passes, "monitored": self._monitored}
         return {**kept, "rounds": self.rounds.state()}
@@ -95,7 +96,7 @@ class GeomxProcessGroup(GroupCopies):
         """The name of the backend."""
         return NAME
 
-    # PyTorch keeps the name of a group in its backends, of which a group in Python has none.
+    # PyTorch keeps the name of a group in its backends, and a group in Python has none.
 
     @property
     def group_name(self) -> str:
@@ -131,7 +132,7 @@ class GeomxProcessGroup(GroupCopies):
         return self._joined(works, tensors)
 
     def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
-        """Reduce lists of a tensor for each worker, which may differ in size; each keeps its own."""
+        """Reduce lists that have a tensor for each worker, which may differ in size. Each worker keeps its own."""
         works = []
         for output, parts in zip(outputs, inputs, strict=True):
             sizes, call = [part.numel() for part in parts], "reduce_scatter"
@@ -147,7 +148,7 @@ class GeomxProcessGroup(GroupCopies):
         return self._joined(works, outputs)
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any) -> PendingWork:
-        """Reduce a tensor of a part for each worker; each keeps its own."""
+        """Reduce a tensor that has a part for each worker. Each worker keeps its own part."""
         call, size = "reduce_scatter", output.numel()
         check_whole(call, whole, size * self.size(), "input")
         return self._reduce_part(call, output, whole.detach().clone().reshape(-1), self.rank() * size, opts)
@@ -162,7 +163,7 @@ class GeomxProcessGroup(GroupCopies):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_part(self, call: str, output: Any, whole: Any, first: int, opts: Any) -> PendingWork:
-        """Reduce `whole` (1-D), which changes; its elements from `first` on become `output`."""
+        """Reduce `whole` (1-D), which changes. Its elements from `first` on become `output`."""
         reduced = self._reduce(call, whole, whole, opts.reduceOp)
 
         def keep() -> None:
@@ -171,7 +172,7 @@ class GeomxProcessGroup(GroupCopies):
         return self._passes.keep(PendingWork(reduced.done, [output], keep, self._next_lane()))
 
     def _reduce(self, call: str, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
-        """Reduce `tensor` over all workers, to `out` if given, which is `tensor` itself in all workers or in none."""
+        """Reduce `tensor` over all workers, to `out` if given. In all workers, or in none, `out` is `tensor` itself."""
         name = gradient_sums.name_of(operation, tensor.dtype)
         outs, described = [] if out is None else [out], self._described(tensor)
         if not tensor.numel():
@@ -223,7 +224,7 @@ class GeomxProcessGroup(GroupCopies):
 
         return self._passes.keep(PendingWork(gathered, outs, store, lane))
 
-    # What this group does not have.
+    # Operations that this group does not have.
 
     def send(self, *_: Any) -> NoReturn:
         """Between two workers."""
@@ -273,7 +274,7 @@ class GeomxProcessGroup(GroupCopies):
         return super()._agreed(call, data)
 
     def _within(self, key: str, seconds: float) -> bytes | None:
-        """A value of the store, if it is there in time."""
+        """A value of the store, if it arrives in time."""
         try:
             self._values.wait([key], timedelta(seconds=max(seconds, 0.001)))
         except DistStoreError:

@@ -1,4 +1,4 @@
-"""Warns of scripts that train without exchanging anything, or exchange what they could do without; compares models."""
+"""Warns of scripts that train without exchanging, or exchange without need. Lets the workers' models be compared."""
 
 import os
 import sys
@@ -16,18 +16,18 @@ __all__ = ["RoundTrips", "watch"]
 
 _STEPS = 50
 _LARGE = 1024
-"""Elements that are no single figures, however large the model is."""
+"""A tensor with so many elements is no single figure, however large the model is."""
 
 
 def watch(optimizer_module: Any, session: "ScriptSession") -> None:
-    """Watch all optimizers of torch.optim in the worker's own process. PyTorch is being imported at this time."""
+    """Watch all optimizers of torch.optim in the worker's own process. PyTorch is imported at this time."""
     optimizer_module.register_optimizer_step_pre_hook(_Comparison(session).before_step)
     if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) == str(os.getpid()):
         optimizer_module.register_optimizer_step_post_hook(_StepWatch(session, os.getpid()).after_step)
 
 
 class _Comparison:
-    """Has the workers' models compared in steps of any optimizer; see ModelWatch, which needs PyTorch."""
+    """Lets the workers' models be compared in steps of any optimizer; see ModelWatch, which needs PyTorch."""
 
     def __init__(self, session: "ScriptSession") -> None:
         self._session = session
@@ -61,14 +61,16 @@ _FOREIGN = (
 class _StepWatch:
     """Counts optimizer steps in a row during which nothing was exchanged, unless these are local steps on purpose.
 
-    One worker may train a probe or a teacher alone: of an optimizer that is not wrapped it tells the servers, which
-    warn once all workers have taken so many steps between the same exchanges. After the first exchange only optimizers
-    count that have taken part in one, or that update parameters which the workers train together. Until it has joined
-    the job no worker knows of others, and the first one may be alone: the others warn.
+    One worker may train a probe or a teacher alone. For an optimizer that is not wrapped, it reports this to the
+    servers. They warn once all workers have taken so many steps between the same exchanges. After the first exchange,
+    only two kinds
+    of optimizers count: those that have taken part in an exchange, and those that update parameters which the workers
+        train together. Until it has joined the job, a worker does not know of others. The first worker may be alone, so
+        the others warn.
 
-    It also warns of a step by which an optimizer that is not wrapped changes a wrapped model. In collective operations
-    a model, or its gradients, has at least as many elements as are trained, or as were before a layer was unfrozen;
-    losses and counts have fewer.
+    It also warns of a step by which an optimizer that is not wrapped changes a wrapped model. In collective operations,
+    a model or its gradients have at least as many elements as are trained, or as were trained before a layer was
+    unfrozen. Losses and counts have fewer.
     """
 
     def __init__(self, session: "ScriptSession", process: int) -> None:
@@ -76,9 +78,9 @@ class _StepWatch:
         self._process = process
         self._calls = 0
         self._enough = _LARGE
-        self._early = 0  # steps before this worker has joined
+        self._early = 0  # steps before this worker joined
         self._steps = 0
-        self._exchanges = 0  # steps that followed an exchange
+        self._exchanges = 0  # number of steps that followed an exchange
         self._exchanged: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have taken such a step
         self._ended = False
 
@@ -96,10 +98,10 @@ class _StepWatch:
     def _count_before_joining(self) -> None:
         self._early += 1
         if self._early == _STEPS and os.environ.get("RANK") != "0":
-            self._warn(_NOT_JOINED, affects_result=False)  # without an exchange later there is no result
+            self._warn(_NOT_JOINED, affects_result=False)  # if no exchange follows, there is no result
 
     def _count(self, wrapping: "Store", optimizer: Any, begun: int) -> None:
-        """begun: what was exchanged since the step before, as `calls` of the store counts it."""
+        """begun: the exchanges since the step before, as the store's `calls` counts them."""
         is_wrapped, trains_weights = wrapping.is_wrapped(optimizer), not wrapping.exchanges_gradients
         if wrapping.is_foreign(optimizer) and (trains_weights or not begun):
             self._warn(_FOREIGN)
@@ -130,28 +132,28 @@ class _StepWatch:
 
 
 def _trained(optimizer: Any) -> int:
-    """The elements that it trains."""
+    """The number of elements that it trains."""
     return sum(each.numel() for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
 
 
 def _wrapping(store: Any) -> "Store | None":
-    # Not before a step: it imports torch, which this module is loaded in the middle of.
+    # Not before a step: it imports torch, and this module is loaded while torch is being imported.
     from geomx_cli.runtime.frontends.torch.store import Store
 
     return store if isinstance(store, Store) else None
 
 
-# Warns of collectives that frameworks make by default and could do without: between sites each is a round trip.
+# Warns of collectives that frameworks make by default and that are not needed: between sites each costs a round trip.
 
 _ENOUGH = 10
-"""Calls from one place after which there is a warning."""
+"""Number of calls from one place after which there is a warning."""
 _LOOKED_AT = 2000
-"""Calls of a script whose places are looked for: what happens often happens among them."""
+"""Number of a script's calls whose places are looked for: frequent calls occur often among them."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A framework's function in whose calls collectives are avoidable, and the warning."""
+    """A framework's function whose calls of collectives are avoidable, and the warning."""
 
     module: str
     function: str
@@ -200,7 +202,7 @@ _PLACES = (
 
 
 class RoundTrips:
-    """Counts a script's collectives by the framework's function that makes them, and warns once for each."""
+    """Counts a script's collectives by the framework's function that makes them, and warns once for each function."""
 
     def __init__(self, session: "ScriptSession", *, warns: bool) -> None:
         self._session = session
@@ -208,7 +210,7 @@ class RoundTrips:
         self._counts: Counter[_Place] = Counter()
 
     def count(self) -> None:
-        """Note a collective that the caller's caller begins, outside of a backward pass."""
+        """Note a collective that the caller's caller begins outside of a backward pass."""
         if not self._left:
             return
         self._left -= 1

@@ -1,5 +1,5 @@
-"""The networks of the bundled job. What the parameters of cnn, cnn-bn and gpt are is known without PyTorch, which a
-master worker that does not train need not have.
+"""The networks of the bundled job. The parameters of cnn, cnn-bn and gpt are known without PyTorch, because a master
+worker that does not train need not have it.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ __all__ = ["network"]
 def network(name: str, shape: Shape, classes: int, sizes: tuple[int, int]) -> Network:
     """See Frontend.network. All but cnn, cnn-bn and gpt import PyTorch.
 
-    MODULE:FUNCTION is called with the number of classes and returns a Module that maps such images to logits.
+    MODULE:FUNCTION is called with the number of classes. It returns a Module that maps images of this shape to logits.
     """
     if name == "gpt":
         found = gpt(shape, classes, *sizes)

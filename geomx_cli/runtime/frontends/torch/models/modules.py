@@ -1,4 +1,4 @@
-"""The modules of the bundled job's networks, with the tensors of MXNet's, and a user's own."""
+"""The modules of the bundled job's networks, with the same tensors as MXNet's networks, and a user's own modules."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["Gpt", "cnn", "gpt", "network"]
 
 
 def network(name: str, shape: Shape, classes: int) -> Network:
-    """Return resnet18-v1 or the one from MODULE:FUNCTION; see models.network."""
+    """Return resnet18-v1, or the module from MODULE:FUNCTION; see models.network."""
     if name == "resnet18-v1":
         return _network(lambda: _ResNet(shape[0], classes), shape, classes, name)
     new_module = new_each_time(name, "--network", "module")
@@ -109,8 +109,8 @@ class _ResNetBlock(nn.Module):  # type: ignore[misc, unused-ignore]
 class _ResNet(nn.Module):  # type: ignore[misc, unused-ignore]
     """ResNet-18 in the form of gluon's model zoo, version 1, with the same names. He et al., CVPR 2016.
 
-    Maps images of any size, float32 of shape (b, channels, height, width), to logits of shape (b, classes); its first
-    layers are those for ImageNet.
+    Maps images of any size, float32 of shape (b, channels, height, width), to logits of shape (b, classes). Its first
+    layers are the layers for ImageNet.
     """
 
     def __init__(self, channels: int, classes: int) -> None:
@@ -130,8 +130,8 @@ class _ResNet(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Gpt(nn.Module):  # type: ignore[misc, unused-ignore]
-    """Maps characters of shape (b, 1, 1, context), as numbers of any dtype, to scores of shape (b, classes, context)
-    for the next ones. The parameters have the order of training/architecture.py.
+    """Maps characters to scores of the next characters. Characters have the shape (b, 1, 1, context), and any dtype of
+    numbers. Scores have the shape (b, classes, context). The parameters have the order of training/architecture.py.
     """
 
     def __init__(self, classes: int, context: int, layers: int, width: int) -> None:

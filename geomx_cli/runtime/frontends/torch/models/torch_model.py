@@ -38,10 +38,10 @@ def running_statistics(module: Any) -> dict[str, Any]:
 
 
 class TorchModel(ModelAdapter):
-    """A module on the session's device, whose parameters and statistics are in the order of the network's.
+    """A module on the session's device, with parameters and statistics in the order of the network.
 
-    All weights are parts of one vector, and all gradients of another, so each is copied in one piece. A parameter
-    written late waits for its weights when it is used.
+    All weights are parts of one vector, and all gradients of another, so each is copied in one piece. A parameter that
+    is written late waits for its weights when it is used.
     """
 
     def __init__(self, network: Network, module: Any) -> None:

@@ -1,4 +1,4 @@
-"""Frameworks that own the training loop: the optimizer takes part in the job's algorithm, and log values are reported.
+"""Frameworks that own the training loop. The optimizer takes part in the job's algorithm, and log values are reported.
 
 Each module imports its framework, so none is imported here.
 """
@@ -32,7 +32,7 @@ _ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accurac
 
 
 class TrainingRun:
-    """From the begin of a framework's loop to its last step. For the training thread.
+    """The time from the begin of a framework's loop to its last step. For the training thread.
 
     If the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training. If it exchanges
     gradients, DistributedDataParallel exchanges them, and both methods have no effect. So one script works with all
@@ -44,11 +44,11 @@ class TrainingRun:
     def __init__(self) -> None:
         self.step = 0
         self._state: LoopState | None = None
-        self._calls = -1  # of collective operations, when those began that a next life repeats
+        self._calls = -1  # collective operations when those began that a next life repeats
 
     @staticmethod
     def check_launched() -> None:
-        """Raise InvalidSettings in a process not started by geomx: its callback would do nothing."""
+        """Raise InvalidSettings in a process that geomx has not started, because its callback would do nothing."""
         if not finder.has_run():
             raise InvalidSettings("this script was not started by geomx, and has its callback", _HINT)
 
@@ -62,8 +62,8 @@ class TrainingRun:
         return load.joined(script.session())
 
     def begin(self, model: Any, optimizers: Sequence[Any], step: int = 0, buffers: str = "local") -> None:
-        """The loop begins, after `step` steps of earlier runs. All workers get the tensors of the worker of rank 0;
-        blocks until all have called this. Raises InvalidSettings as `wrap`.
+        """The loop begins, after `step` steps of earlier runs. All workers get the tensors of the worker of rank 0.
+        Blocks until all have called this. Raises the same errors as `wrap`.
         """
         self.step = step
         if self.takes_local_steps:
@@ -71,7 +71,7 @@ class TrainingRun:
 
     @property
     def saves(self) -> bool:
-        """Whether a next life of this worker could go on from what the loop saves."""
+        """Whether a next life of this worker could continue from the state that the loop saves."""
         return self.takes_local_steps and self._store.recovery.saves
 
     @property
@@ -80,7 +80,9 @@ class TrainingRun:
         return self._store.recovery.folder
 
     def found(self) -> dict[str, Any] | None:
-        """What the loop saved in an earlier life, before `keep` restores it; None if that life had begun no step."""
+        """The state that the loop saved in an earlier life, before `keep` restores it. None if that life had begun no
+        step.
+        """
         from geomx_cli.runtime.frontends.torch.trainers.loop_state import saved_loop
 
         return saved_loop(self._store.recovery) if self.saves else None
@@ -90,8 +92,8 @@ class TrainingRun:
         self._store.recovery.give_up(why)
 
     def keep(self, model: Any, objects: Mapping[str, Any]) -> "State":
-        """After `begin`: save all objects, one of which is the LOOP, from now on. If an earlier life has saved, restore
-        the objects. Return the place at which that life was, without values if there was none.
+        """After `begin`: save all objects from now on, of which one is the LOOP. If an earlier life has saved, restore
+        the objects. Return the place at which that life was. Without an earlier life, the place has no values.
         """
         from geomx_cli.runtime.frontends.torch.trainers.loop_state import LoopState, ModelTensors
 
@@ -103,29 +105,33 @@ class TrainingRun:
         return self._state.place
 
     def reach(self, epoch: int, batch: int, place: "Callable[[], State]") -> None:
-        """The loop is between two steps, behind so many batches of an epoch: save if that is due."""
+        """The loop is between two steps, after so many batches of an epoch. Save if that is due."""
         if self._state is not None:
             self._state.reach(epoch, batch, place)
 
     def go_on(self) -> None:
-        """The loop is where the earlier life was: random numbers go on as they were there."""
+        """The loop is where the earlier life was. Random numbers continue as they were there."""
         if self._state is not None:
             self._state.go_on()
 
     def begin_repeatable(self) -> None:
-        """What follows, up to `end_repeatable`, a next life does again before it is where this one was."""
+        """A next life repeats all calls from here to `end_repeatable` before it reaches this life's place."""
         if self._calls == -1:
             self._calls = self._store.collectives
 
     def end_repeatable(self) -> None:
-        """See `begin_repeatable`. Collective operations cannot be done again then: the others are behind them."""
+        """See `begin_repeatable`. Collective operations cannot be repeated then, because the other workers have passed
+        them.
+        """
         if self._calls not in (-1, self._store.collectives):
             what = "the loop exchanges something when an epoch begins, as with a data set that one worker reads for all"
             self.give_up(what)
         self._calls = -1
 
     def finish(self) -> None:
-        """The last step is taken: contribute what is left, and leave the same tensors in all workers. Idempotent."""
+        """The last step is taken. Contribute the remaining steps, and leave the same tensors in all workers.
+        Idempotent.
+        """
         if self.takes_local_steps and self._store.wraps and not self._store.finished:
             self._store.finish()
 
@@ -135,15 +141,16 @@ class TrainingRun:
         return script.session().should_stop()
 
     def steps_until(self, step: int) -> int:
-        """The number of steps since the last call, or `begin`; none where steps begin anew, as in each epoch."""
+        """The number of steps since the last call, or since `begin`. None if steps begin anew, as in each epoch."""
         before, self.step = self.step, step
         return max(0, step - before)
 
     def report(self, values: Mapping[str, Any], step: int, samples: int = 0) -> None:
-        """Report the loop's log values, those that are numbers: training losses of all workers, everything else, which
-        frameworks reduce over all of them, of the worker of rank 0.
+        """Report the loop's log values that are numbers. Training losses are reported for all workers. Frameworks
+        reduce all other values over the workers, so only the worker of rank 0 reports them.
 
-        samples: of this worker since the last report. Names that no metric may have are changed.
+        samples: this worker's samples since the last report.
+        Names that no metric may have are changed.
         """
         found = {name: number for name, value in values.items() if (number := _number(value)) is not None}
         loss = next((found.pop(name) for name in _LOSSES if name in found), None)

@@ -1,4 +1,4 @@
-"""The batches of a framework's DataLoader, so that another process goes on within an epoch."""
+"""The batches of a framework's DataLoader, so that another process continues within an epoch."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,31 +12,31 @@ from geomx_cli.runtime.training.worker_algorithm import State
 __all__ = ["BatchOrder"]
 
 _MOST = 1024
-"""Batches that are loaded ahead of a step, at most."""
+"""The most batches that are loaded ahead of a step."""
 
 
 class BatchOrder(Skipping):
-    """Also notes the random state with which each batch is loaded, as frameworks load some before they begin a step:
-    data sets and collators may draw random numbers.
+    """Also notes the random state with which each batch is loaded. Frameworks load some batches before they begin a
+    step, and data sets and collators may draw random numbers.
 
-    notes: whether it does; not for a loader with processes of its own, which load the batches.
+    notes: whether it notes them. Not for a loader with processes of its own, which load the batches.
     """
 
     def __init__(self, sampler: Any, *generators: Any) -> None:
         self._noted: deque[tuple[int, State]] = deque(maxlen=_MOST)
         self._repeated: dict[int, State] = {}
-        self._loaded = 0  # batches of this pass
+        self._loaded = 0  # number of batches in this pass
         self._epochs: list[Any] = []  # of the samplers within, in this pass
         self.notes = self._returns = False
         super().__init__(sampler, *generators)
 
     def begin_pass(self) -> None:
-        """The last pass is over, though not all of it may have been asked for."""
+        """The last pass is over, though perhaps not all of it was requested."""
         self._noted.clear()
         self._loaded, self._epochs, self.begun = 0, [], None
 
     def place(self, batch: int) -> State:
-        """The place behind so many batches of the pass, which only grows within one."""
+        """The place after so many batches of the pass, which only grows within a pass."""
         state = State({"batch": batch})
         state.add("begins", self.begun or State())
         state.add("generators", self.generators())
@@ -48,8 +48,9 @@ class BatchOrder(Skipping):
         return state
 
     def return_to(self, state: State, *, skips: bool) -> None:
-        """Begin the next pass at a `place`. skips: whether this object skips the earlier batches; False if the
-        iterating code does.
+        """Begin the next pass at a `place`.
+
+        skips: whether this object skips the earlier batches; False if the iterating code skips them.
         """
         batch, self._epochs = state.values["batch"], state.values["epochs"]
         self.skipped, self.until = batch if skips else 0, batch
@@ -70,7 +71,7 @@ class BatchOrder(Skipping):
     def __iter__(self) -> Iterator[Any]:
         epochs = self._epochs if self._returns else []
         self.begin_pass()
-        for each, epoch in zip(self.within, epochs, strict=False):  # in a new process samplers count them anew
+        for each, epoch in zip(self.within, epochs, strict=False):  # samplers count them anew in a new process
             if epoch is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         for index, item in enumerate(super().__iter__(), self.skipped):

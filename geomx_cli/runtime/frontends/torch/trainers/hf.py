@@ -17,7 +17,7 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     With algorithms that exchange weights, each worker takes the Trainer's steps on its part of the data. The
     optimizer's `step` exchanges weights when a round is due. After the last step all workers get the same model, before
-    the Trainer evaluates or saves it. A killed worker goes on at the same batch. With fsa and sync the Trainer's own
+    the Trainer evaluates or saves it. A killed worker continues at the same batch. With fsa and sync the Trainer's own
     DistributedDataParallel averages the gradients, and a killed worker ends the job. When the job is asked to stop, the
     Trainer ends after that step, with a checkpoint if it saves any.
 
@@ -58,7 +58,7 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Event of the Trainer: checkpoints are loaded."""
         self._run.begin(model, [optimizer], state.global_step, self._buffers)
         if self._run.takes_local_steps:
-            args.average_tokens_across_devices = False  # a round trip before every step, for a mean of gradients
+            args.average_tokens_across_devices = False  # they cost a round trip before every step
         if self._loop is not None:
             self._loop.begin(model, optimizer, lr_scheduler, train_dataloader)
 
@@ -68,7 +68,7 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._loop.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Event of the Trainer: what followed the last step is over."""
+        """Event of the Trainer: the log, evaluation and checkpoint of the last step are over."""
         if self._loop is not None:
             self._loop.begin_step()
 
@@ -122,7 +122,7 @@ class Tracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
 
     @property
     def tracker(self) -> TrainingRun:
-        """What the values are reported to."""
+        """The object that receives the values."""
         return self._run
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The loop of HF's Trainer between two steps: what a worker saves of it, and how another process comes there again."""
+"""The loop of HF's Trainer between two steps: the state that a worker saves, and how another process returns to it."""
 
 import functools
 import json
@@ -27,14 +27,14 @@ _NUMBERS = (
 )  # fmt: skip
 """Attributes of a Trainer; each version has some of them."""
 _LOSS = "_tr_loss"
-"""The sum of the losses since the last log: an attribute of the Trainer, or before 5.6 a variable in its loop."""
+"""The sum of the losses since the last log. It is an attribute of the Trainer, or before 5.6 a variable in its loop."""
 
 
 class HfLoop:
     """A Trainer's loop, as an object that a state saves. Its hooks are called by the Callback.
 
-    The Trainer itself returns to the epoch and the step: its `train` resumes from a folder with only its own state, and
-    skips the earlier batches. When it has begun, this class loads everything else.
+    The Trainer itself returns to the epoch and the step: its `train` resumes from a folder that has only its own state,
+    and skips the earlier batches. When it has begun, this class loads the rest of the state.
     """
 
     def __init__(self, trainer: Any, run: TrainingRun) -> None:
@@ -49,7 +49,7 @@ class HfLoop:
     # The Callback's.
 
     def begin(self, model: Any, optimizer: Any, scheduler: Any, loader: Any) -> None:
-        """Training begins: save from now on, or go on from what an earlier life has saved."""
+        """Training begins. Save from now on, or continue from the state that an earlier life has saved."""
         trainer = self._trainer
         inner = getattr(loader, "base_dataloader", loader)  # within Accelerate's, which loads a batch ahead
         if has_indices(inner) and inner.batch_sampler is not None:
@@ -84,7 +84,7 @@ class HfLoop:
         self._step = 0
 
     def begin_step(self) -> None:
-        """A step begins. The last step's log, evaluation and checkpoint are done, and the batches of this step are
+        """A step begins. The last step's log, evaluation and checkpoint are over, and the batches of this step are
         loaded.
         """
         self._run.end_repeatable()
@@ -102,10 +102,10 @@ class HfLoop:
             state.add("order", self._order.place(self._step * self._trainer.args.gradient_accumulation_steps))
         return state
 
-    # What is saved.
+    # The saved state.
 
     def state_dict(self) -> dict[str, Any]:
-        """What the Trainer keeps between two steps. Raises InvalidSettings for log values that are no numbers."""
+        """The Trainer's state between two steps. Raises InvalidSettings for log values that are no numbers."""
         trainer = self._trainer
         fields = {name: value for name, value in vars(trainer.state).items() if name != _HISTORY}
         for entry in trainer.state.log_history[len(self._history) :]:
@@ -148,7 +148,7 @@ def resume_through(folder: Path, found: Mapping[str, Any], trainer: Any) -> str:
 
 
 def _steps_in_epoch(trainer: Any, loader: Any) -> int:
-    """As the loop counts them."""
+    """Epoch and step as the loop counts them."""
     try:
         batches: int = len(loader)
     except TypeError:

@@ -19,7 +19,7 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
 
     With algorithms that exchange weights, each worker takes the Trainer's steps on its part of the data. The
     optimizer's `step` exchanges weights when a round is due. After the last step all workers get the same model, before
-    the Trainer validates or saves it. A killed worker goes on at the same batch. With fsa and sync
+    the Trainer validates or saves it. A killed worker continues at the same batch. With fsa and sync
     DistributedDataParallel averages the gradients, and a killed worker ends the job. When the job is asked to stop, the
     Trainer ends after that step, as with `trainer.should_stop`.
 
@@ -62,7 +62,7 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
             self._run.finish()
         self._loops.samples += getattr(trainer.train_dataloader, "batch_size", None) or 1
         if trainer.global_step and trainer.global_step % trainer.log_every_n_steps == 0:
-            # Automatic optimization gives the loss itself, or what `training_step` has returned with it.
+            # Automatic optimization gives the loss itself, or the object that `training_step` returned with it.
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             values = {**trainer.callback_metrics, **({} if loss is None else {"loss": loss})}
             self._run.report(values, trainer.global_step, self._loops.samples)
@@ -109,7 +109,7 @@ class Strategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
 
     @property
     def root_device(self) -> Any:
-        """This worker's device: with a GPU it sees no other."""
+        """This worker's device. With a GPU, the worker sees no other GPU."""
         devices = self.parallel_devices or []
         return devices[self.local_rank % len(devices)]
 
@@ -151,10 +151,10 @@ class _Job(ClusterEnvironment):  # type: ignore[misc, unused-ignore]
         return int(os.environ["GROUP_RANK"])
 
     def set_world_size(self, size: int) -> None:
-        """The job's does not change."""
+        """The job's value does not change."""
 
     def set_global_rank(self, rank: int) -> None:
-        """The job's does not change."""
+        """The job's value does not change."""
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""The loops of a Lightning Trainer between two batches: what a worker saves, and how another process comes there."""
+"""The loops of a Lightning Trainer between two batches: the saved state, and how another process returns to it."""
 
 import functools
 import warnings
@@ -19,7 +19,7 @@ __all__ = ["LightningLoop"]
 
 _METRICS = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics")
 _WITHIN = ("_first_loop_iter", "_current_fx")
-"""Attributes of the connector of loggers: the newest values, and what it knows of the epoch."""
+"""Attributes of the connector of loggers: the newest values, and its state in the epoch."""
 _SUMS = ("value", "cumulated_batch_size")
 """Attributes of a value that is reduced over an epoch."""
 
@@ -56,7 +56,7 @@ class LightningLoop:
         strategy.process_dataloader = process
 
     def begin(self, module: Any) -> None:
-        """Training begins: save from now on, or go on from what an earlier life has saved."""
+        """Training begins. Save from now on, or continue from the state that an earlier life has saved."""
         trainer, run = self._trainer, self._run
         if not run.saves:
             return
@@ -69,12 +69,12 @@ class LightningLoop:
         loop = trainer.fit_loop.epoch_loop
         loop.advance = functools.partial(self._advance, loop.advance)
         if self._returns_to.values:
-            # What it says is true of Lightning alone: here the loader returns to its place.
+            # Lightning's warning is true of Lightning alone: here the loader returns to its place.
             warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
         run.begin_repeatable()
 
     def begin_epoch(self) -> None:
-        """An epoch begins: no later life of this worker repeats what precedes it."""
+        """An epoch begins. No later life of this worker repeats the steps before it."""
         self._run.end_repeatable()
         if self._order is not None and self._trainer.current_epoch:  # the first epoch's pass began before
             self._order.begin_pass()
@@ -101,10 +101,10 @@ class LightningLoop:
         return state
 
     def _return(self, fetcher: Any) -> None:
-        """The loops are within the epoch: return to the place in the data."""
+        """The loops are within the epoch. Return to the place in the data."""
         place, self._returns_to = self._returns_to, State()
         for loop in _loops(self._trainer.fit_loop):
-            # From here on nothing is to be made up for, as would be after a checkpoint.
+            # From here on the loops need not make up for anything, as they would after a checkpoint.
             loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
             loop.reset_restart_stage()
         batch = place.values["batch"]
@@ -120,10 +120,10 @@ class LightningLoop:
             for _ in range(batch):
                 next(fetcher)
 
-    # What is saved.
+    # The saved state.
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loops, the callbacks and the logged values keep between two batches."""
+        """The state that the loops, the callbacks and the logged values keep between two batches."""
         trainer, connector = self._trainer, self._trainer._logger_connector
         logged = trainer.fit_loop.epoch_loop._results.items()
         return {
@@ -137,14 +137,14 @@ class LightningLoop:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`, in loops that have begun; nothing if that had come to no batch."""
+        """Continue from a `state_dict`, in loops that have begun. Do nothing if the saved life had reached no batch."""
         if not state["begun"]:
             return
         trainer, connector, loop = self._trainer, self._trainer._logger_connector, self._trainer.fit_loop
         self._run.step, self.samples = state["reported"], state["samples"]
         loop.load_state_dict(state["loops"])
         loop._load_combined_loader_states()
-        loop.reset()  # once more: it finds out where to go on
+        loop.reset()  # once more: it finds out where to continue
         trainer.should_stop = state["should_stop"]
         for each in trainer.callbacks:
             if each.state_key in state["callbacks"]:
@@ -178,7 +178,7 @@ class LightningLoop:
 
 
 def _loops(loop: Any) -> Iterator[Any]:
-    """A loop and those within it."""
+    """A loop and the loops within it."""
     yield loop
     for each in vars(loop).values():
         if isinstance(each, _Loop):

@@ -1,4 +1,5 @@
-"""What a framework's loop saves between two steps, and goes on from when its worker was killed."""
+"""The state that a framework's loop saves between two steps, and from which it continues after its worker was killed.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,13 +41,13 @@ class LoopState(TorchState):
         return self._returns_to
 
     def reach(self, epoch: int, batch: int, place: Callable[[], State]) -> None:
-        """The loop is between two steps, behind so many batches of an epoch: save if that is due."""
+        """The loop is between two steps, after so many batches of an epoch. Save if that is due."""
         self.epoch, self._batches, self._of_place = epoch, batch, place
         self._save_if_due()
         self._before_batch()
 
     def go_on(self) -> None:
-        """The loop is at the place again: random numbers go on as they were there."""
+        """The loop is at the place again. Random numbers continue as they were there."""
         self._begin_again()
 
     def save(self) -> None:
@@ -63,7 +64,7 @@ class LoopState(TorchState):
 
 
 def saved_loop(recovery: "WorkerState") -> dict[str, Any] | None:
-    """What the loop itself has saved in an earlier life that had come to a step, before it is restored; else None."""
+    """The loop's own state from an earlier life that had reached a step, before it is restored. Otherwise None."""
     state = recovery.peek()
     if state is None or not state.part("place").values:
         return None
@@ -72,10 +73,10 @@ def saved_loop(recovery: "WorkerState") -> dict[str, Any] | None:
 
 
 class ModelTensors:
-    """What training changes in a model, as an object that a state saves: not the parameters that are frozen, as those
-    below adapters.
+    """The state that training changes in a model, as an object that a state saves. It lacks frozen parameters, such as
+    the parameters below adapters.
 
-    trained: the parameters that are.
+    trained: the parameters that are trained.
     """
 
     def __init__(self, model: Any, trained: Iterable[Any]) -> None:
@@ -83,11 +84,11 @@ class ModelTensors:
         self._trained = list(trained)
 
     def parameters(self) -> Iterator[Any]:
-        """Those that are trained."""
+        """The parameters that are trained."""
         return iter(self._trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors by name, and what modules keep besides them."""
+        """Tensors by name, and other state that modules keep."""
         own = {id(tensor) for tensor in self._trained}
         tensors = {name: tensor for name, tensor in self._model.named_parameters() if id(tensor) in own}
         return {"trained": tensors, "buffers": dict(self._model.named_buffers()), "extra": self._extra()}
