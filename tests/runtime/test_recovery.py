@@ -94,7 +94,8 @@ def forget(client: Client) -> None:
         worker.operations.contributors, worker.operations.compression = old.contributors, old.compression
 
     in_loop(worker, replace_operations)
-    client.tensors, client._left = {}, False
+    client.tensors.clear()
+    client._left = False
     client.control.barriers = {"party": 0, "all": 0}
 
 
