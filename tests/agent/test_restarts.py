@@ -25,7 +25,7 @@ from lone_agent import MARK, Agent
 from geomx_cli.agent import processes, prune, state_folder
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.beginning import Beginning
-from geomx_cli.agent.checkpoints import Checkpoint
+from geomx_cli.agent.checkpoint import Checkpoint, about
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.groups import WorkerGroups
 from geomx_cli.agent.host_spec import HostSpec, Task
@@ -484,7 +484,7 @@ def checkpoint(directory: Path, life: int) -> str:
     """A checkpoint of such a host, taken in this life."""
     (saved := directory / "from" / "7" / "server").mkdir(parents=True)
     (saved / "slices").write_text("saved")
-    (saved.parent / "about.json").write_text(json.dumps({"incarnations": {"server": life}}))
+    (saved.parent / "about.json").write_text(about({"server": life}))
     return str(saved.parent)
 
 
