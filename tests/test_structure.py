@@ -108,3 +108,15 @@ def test_pages_that_code_and_templates_name_are_there() -> None:
     texts = {file: file.read_text(errors="ignore") for file in files if "__pycache__" not in file.parts}
     pages = {(file, page) for file, text in texts.items() for page in named.findall(text)}
     assert len(pages) > 10 and [(file, page) for file, page in pages if not (ROOT / page).exists()] == []
+
+
+NO_FILES_OF_OURS = {"SCRIPT.py", "models.py", "version.py", "train.py"}
+"""Of users and of other packages."""
+
+
+def test_files_that_prose_names_exist() -> None:
+    folders = [ROOT / name for name in ("geomx_cli", "benchmarks", "tests", "templates")]
+    ours = {path.name for folder in folders for path in folder.rglob("*.py")}
+    for path in (*PACKAGE.rglob("*.py"), ROOT / "docs" / "architecture.md"):
+        named = set(re.findall(r"\b(\w+\.py)\b", path.read_text()))
+        assert named <= ours | NO_FILES_OF_OURS, (path, named - ours - NO_FILES_OF_OURS)

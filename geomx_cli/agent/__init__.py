@@ -1,29 +1,10 @@
 """Per-host supervisor of one job: `python -m geomx_cli.agent run DIRECTORY`.
 
-    host_spec.py    the agent's spec and the record of started processes: two small files in its directory
-    processes.py    process inspection through /proc, and termination
-    child.py        one process of the job
-    incarnation.py  one life of it: pid, status, signs of life
-    event_tail.py   its event log, as forwarded
-    restart_policy.py, next_life.py  whether a process that died is started again
-    state_folder.py the folder in which processes keep what survives them
-    checkpoints.py  copies of that folder, from which another job goes on
-    stored.py, uploads.py  copies of these in a store beyond the hosts, and how the agent makes them
-    output_log.py   its log
-    outputs.py      what it saves
-    relay.py        starts the agent and relays between the control machine and its socket
-    control.py      the agent's listening socket, and the messages that are not acknowledged yet
-    status.py       the agent's status file
-    host_usage.py   use of the host's processors, memory and GPUs
-    supervisor.py   the main loop: start, monitor, report, stop
-    beginning.py    what processes begin with: folders for their states, variables, numbers of their lives
-    groups.py, group_restarts.py  workers that begin again together
-    stopping.py     requests to stop
-    lifecycle.py    the stages of the end, from waiting for "start" to SIGKILL, and their deadlines; stops of one party
-    presence.py     tells schedulers of processes that cannot speak themselves
-    diagnosis.py    processes that are stopped or hang, want of memory, full disks
-    streams.py, tail.py, stop.py, prune.py   host side of `geomx logs collect` and `fetch`, of `logs`, of `stop` and of
-                    `jobs prune`
+The supervisor (supervisor.py) is the main loop. beginning.py, stopping.py, group_restarts.py and checkpoints.py do its
+larger tasks. A Child (child.py) is one process of the job, and an Incarnation (incarnation.py) is one life of it.
+succession.py starts the next agent if one was killed. relay.py connects the control machine with the agent's socket.
+Other modules run on the host for commands: streams.py for `geomx logs collect` and `fetch`, tail.py for `logs`, stop.py
+for `stop`, and prune.py for `jobs prune`.
 
 Standard library only, so that an agent starts in 0.1 s. Messages on the socket are JSON objects, one per line.
 

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-# CPU, memory and GPU use of a host, as its agent measures it (agent/host_usage.py).
+# CPU, memory and GPU use of a host, as its agent measures it (agent/status.py).
 
 _Name = Annotated[str, Meta(max_length=80)]
 

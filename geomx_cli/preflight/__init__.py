@@ -1,15 +1,7 @@
 """Checks of hosts and network: `examine` before a launch, and in full for `geomx doctor`.
 
-    check.py               one finding, and the aggregation of several
-    requirements.py        a job's requirements for each host
-    probe_pool.py          a probe on each host, and the facts it collects
-    complete_inventory.py  adds paths, addresses and ports to an inventory, from facts
-    hosts.py               checks of a host's facts
-    connect.py             the planned dials between hosts, and their results
-    links.py               binds ports and dials them from the planned hosts
-    diagnose.py            diagnosis of failed dials
-    wan.py                 round trip and bandwidth between parties
-    report.py              the whole examination
+probe_pool.py runs a probe on each host. hosts.py checks the facts that it collects, and links.py dials the links that
+connect.py derives from the plan. diagnose.py explains failed dials, and report.py combines everything.
 """
 
 from geomx_cli.preflight.diagnose import Check, exit_code, refuse

@@ -30,7 +30,7 @@ class AgentPool:
     the job. `close` leaves no process, key file or socket on any reachable host; it is safe after any failure.
 
     connections: by host.
-    inbox: has the messages of agents, with the host's name, and the local ones of inbox.py.
+    inbox: has the messages of agents, with the host's name, and this machine's own, see InboxMessage.
     note: called with warnings, and from a thread with the reason when `start` or `close` waits for long.
     """
 

@@ -88,7 +88,7 @@ class Comparison:
         return found
 
     def labels(self, own: KnownJob, others: Iterable[str]) -> dict[str, str]:
-        """Return names that distinguish these jobs, by id; see job_labels.py."""
+        """Return names that distinguish these jobs, by id; see job_rows.py."""
         with self._lock:
             return labels({own.id: own, **{job: self._known[job] for job in others}})
 

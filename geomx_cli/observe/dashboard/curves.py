@@ -158,7 +158,7 @@ Series = DownsampledSeries | MeasuredSeries
 class Curves:
     """The curves of the training workers, one for each worker, with values as measured. If workers are many, one curve
     for each party, with means or sums. If parties are many too, one curve. In addition, `overall` has one for the whole
-    job. The accuracy is the job's, see jobs/view/evaluator.py. Sizes depend only on the number of curves.
+    job. The accuracy is the job's, see `evaluator` in jobs/view/progress.py. Sizes depend only on the number of curves.
 
     Not thread-safe. Times are seconds since the job began.
     """

@@ -1,7 +1,7 @@
 """Sends a job's scalars to W&B or MLflow, by their own clients in a child process.
 
 The clients take seconds to import, and may wait for networks or crash. None of this affects the job. The child reads
-one JSON object a line from its stdin, and writes notes and warnings for the user to its stdout; see tracker_client.py.
+one JSON object a line from its stdin, and writes notes and warnings for the user to its stdout.
 """
 
 import contextlib

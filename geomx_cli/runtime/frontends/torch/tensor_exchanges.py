@@ -1,6 +1,6 @@
 """Gradients that a worker exchanges one by one.
 
-With p3 neither `backward` nor `step` waits for gradients. A gradient is late (late_tensors.py) until its exchange is
+With p3 neither `backward` nor `step` waits for gradients. A gradient is late until its exchange is
 over. After `step` its parameter is late too. The step is then taken for this parameter separately. So the next forward
 pass waits layer by layer. Code that uses all gradients, such as clipping, waits for all of them.
 """
