@@ -125,7 +125,7 @@ class Telemetry(Event, tag="telemetry"):
 
 
 class Sent(Event, tag="sent"):
-    """Message bytes sent to other parties until `time`: see ps/net/shaping.py. Agents do not forward it."""
+    """Message bytes sent to other parties until `time`: see ps/net/wan_log.py. Agents do not forward it."""
 
     wan: Count
 

@@ -20,7 +20,7 @@ from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.cluster.rpc import MAX_OPEN, Rpc
 from geomx_cli.ps.net import send_queue, shaping
 from geomx_cli.ps.net.loop import Loop
-from geomx_cli.ps.net.shaping import WanLog
+from geomx_cli.ps.net.wan_log import WanLog
 from geomx_cli.ps.net.wire import BadMessage
 
 

@@ -23,8 +23,9 @@ from geomx_cli.ps.net.lanes import IDENTITY, LANES, Lane
 from geomx_cli.ps.net.link import AGAIN, MAX_FUSED, MOST_REFUSALS, Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.memory import Arena, keep_freed_memory
-from geomx_cli.ps.net.shaping import DelayLine, Shaper, WanLog
+from geomx_cli.ps.net.shaping import DelayLine, Shaper
 from geomx_cli.ps.net.sockets import Socket, Sockets
+from geomx_cli.ps.net.wan_log import WanLog
 from geomx_cli.ps.net.wire import (
     MAX_INCARNATION,
     MAX_MESSAGE,
