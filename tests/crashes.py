@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,7 +186,8 @@ class CrashTree(Tree):
         own.mkdir(exist_ok=True)
         state = ServerState(own, self._fail)
         self._states[node.rounds] = state
-        state.restore(Members(), node.rounds, lambda _, body, __: self._set_optimizer(node.rounds, body))  # type: ignore[arg-type]
+        commands = SimpleNamespace(apply_again=lambda _, body, __: self._set_optimizer(node.rounds, body))
+        state.restore(Members(), node.rounds, commands)  # type: ignore[arg-type]
 
     def _reconnect(self, name: Name, node: Node) -> None:
         kind, number = name
