@@ -251,16 +251,6 @@ def _each(found: Sequence[Mapping[str, Any]], name: str) -> str:
     return ", ".join("-" if each[name] is None else f"{each[name]:.1f}" for each in found)
 
 
-def faults(results: Results) -> Iterator[Sequence[Any]]:
-    """A job with faults and without."""
-    (row,) = results[0]
-    kinds = ", ".join(f"{row[kind]} {name}" for kind, name in (("kill", "kills"), ("stop", "stops"), ("cut", "cuts")))
-    yield "without faults", "", row["calm_rounds"], f"{row['calm_samples_per_s']:,.0f}", "", ""
-    first, last = row["losses"]
-    kept = f"{row['kept']:.1%}"
-    yield kinds, row["restarts"], row["rounds"], f"{row['samples_per_s']:,.0f}", kept, f"{first:.3f} to {last:.3f}"
-
-
 def saving(results: Results) -> Iterator[Sequence[Any]]:
     """Milliseconds of saving ResNet-18, and of starting a process."""
     (found,) = results[0]
@@ -356,11 +346,6 @@ TABLES: Sequence[Table] = (
         ["", "goes on", "the other stands still: s", "killed one is back: s", "steps lost", "steps again",
          "learning rate right", "data position right", "final weights", "lines"],
         recovery_of_peers, "One run with 3 kills, and one without.", 20,
-    ),
-    Table(
-        "faults", "recovery.md", [PYTHON + "faults.py"],
-        ["faults", "restarts", "rounds", "samples/s", "kept", "training loss"], faults,
-        "One run of 30 minutes with faults, and one of 10 minutes without.", 42,
     ),
     Table(
         "recovery-costs", "recovery.md", [PYTHON + "recovery_costs.py --only write start"], ["", "ms"], saving,
