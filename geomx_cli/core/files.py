@@ -7,7 +7,7 @@ import os
 import pwd
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -15,8 +15,8 @@ from typing import BinaryIO
 from geomx_cli.core.errors import CheckFailed
 
 __all__ = [
-    "NotPlain", "is_own_folder", "locked_folder", "make_folders", "make_private", "open_atomic", "open_below",
-    "open_record", "require_private", "write_atomic",
+    "NotPlain", "is_own_folder", "is_own_socket", "locked_folder", "make_folders", "make_private", "open_atomic",
+    "open_below", "open_record", "require_private", "write_atomic",
 ]  # fmt: skip
 
 # A lock between geomx commands on one machine.
@@ -103,15 +103,37 @@ def require_private(directory: Path) -> None:
     if found.st_uid != os.geteuid():
         raise CheckFailed(f"{directory} cannot be trusted: it belongs to another user", "use a folder of your own")
     open_to = [real] if found.st_mode & _OTHERS_WRITE else []
-    for place in {*real.parents, *directory.absolute().parents}:
+    open_to += _where_others_replace({*real.parents, *directory.absolute().parents})
+    for place in open_to:
+        hint = f"chmod go-w {place}, if you know that nobody has changed what is there"
+        raise CheckFailed(f"{directory} cannot be trusted: others can write to {place}", hint)
+
+
+def is_own_socket(path: Path) -> bool:
+    """Whether the path is a socket (no link) that this account has made, in folders where no other account can put
+    another one in its place.
+    """
+    try:
+        found, folder = path.lstat(), path.parent.resolve()
+        owners = (_ROOT, os.geteuid())
+        private = folder.stat().st_uid in owners and not _where_others_replace(
+            {folder, *folder.parents, *path.absolute().parents}
+        )
+    except OSError:
+        return False
+    return private and stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _where_others_replace(places: Iterable[Path]) -> list[Path]:
+    """Return the folders of which others can rename or remove the entries."""
+    found = []
+    for place in places:
         known = place.stat()
         if known.st_mode & stat.S_ISVTX:  # as in /tmp: others cannot rename its entries
             continue
         if known.st_mode & stat.S_IWOTH or (known.st_mode & stat.S_IWGRP and not _is_own_group(known.st_gid)):
-            open_to.append(place)
-    for place in open_to:
-        hint = f"chmod go-w {place}, if you know that nobody has changed what is there"
-        raise CheckFailed(f"{directory} cannot be trusted: others can write to {place}", hint)
+            found.append(place)
+    return found
 
 
 def _is_own_group(number: int) -> bool:

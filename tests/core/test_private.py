@@ -3,13 +3,14 @@
 import grp
 import os
 import pwd
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.files import make_folders, require_private
+from geomx_cli.core.files import is_own_socket, make_folders, require_private
 
 
 def test_folders_are_made_for_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
@@ -47,3 +48,19 @@ def test_a_parent_that_others_may_write_to_is_not_trusted(
     else:
         with pytest.raises(CheckFailed, match=f"others can write to {parent}"):
             require_private(parent / "jobs")
+
+
+def test_a_socket_that_others_may_replace_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "s").mkdir()
+    monkeypatch.chdir(folder)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("own")
+    (folder / "link").symlink_to("own")
+    (folder / "file").touch()
+    assert [is_own_socket(folder / name) for name in ("own", "link", "file", "none")] == [True, False, False, False]
+    for mode, trusted in ((0o777, False), (0o1777, True), (0o755, True)):
+        folder.chmod(mode)
+        assert is_own_socket(folder / "own") == trusted
+    if os.geteuid() == 0:
+        os.chown(folder / "own", 1, 1)
+        assert not is_own_socket(folder / "own")
