@@ -22,6 +22,8 @@ from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, 
 from geomx_cli.hosts import closing as closing_all
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.ssh.connector import SshConnector
+from geomx_cli.hosts.ssh.openssh_folder import Folder
+from geomx_cli.hosts.ssh.openssh_settings import resolved
 
 pytestmark = pytest.mark.processes
 BINARY = bytes(range(256)) * 4000
@@ -39,15 +41,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert not list(Path(folder).glob("geomx-ssh-*"))
 
 
-def ssh_processes(folder: str) -> list[int]:
-    """The pids of processes of ssh that this test has started."""
+def ssh_processes(folder: str, program: str = "ssh") -> list[int]:
+    """The pids of processes of ssh, or of another program, that this test has started."""
     found = []
     for who in processes.marked({"XDG_RUNTIME_DIR": folder}):
         try:
             name = Path(f"/proc/{who.pid}/comm").read_text().strip()
         except OSError:
             continue
-        if name == "ssh":
+        if name == program:
             found.append(who.pid)
     return found
 
@@ -60,10 +62,10 @@ def world(machines: Machines, person: Person, tmp_path: Path, short: Path) -> It
     made.close()
 
 
-def connected(world: World, client: str = "openssh", address: str = "it") -> SshConnector:
+def connected(world: World, client: str = "openssh", address: str = "it", **fields: str) -> SshConnector:
     """A host of which the inventory says no more than this."""
     world.person.client = client  # type: ignore[assignment]
-    return SshConnector("A", world.person.ssh(address=address), "python3", options=world.person.options())
+    return SshConnector("A", world.person.ssh(address=address, **fields), "python3", options=world.person.options())
 
 
 def refused(host: SshConnector) -> str:
@@ -120,6 +122,8 @@ def test_a_job_on_such_a_host(world: World, desk: Desk, way: Callable[[World], s
 def test_what_no_ssh_may_be_given(world: World) -> None:
     for address in ("-oProxyCommand=touch /x", "a b", "a\nb"):
         assert "is no name of a machine" in refused(connected(world, address=address))
+    for fields in ({"user": "me`id`"}, {"jump": "gate,me;id@gate"}):
+        assert "is no name of a machine" in refused(connected(world, **fields))
     world.person.config.write_text("Host it\n  NoSuchWord x\n")
     assert "Bad configuration option: nosuchword" in refused(connected(world))
 
@@ -160,10 +164,13 @@ def test_nothing_stays_where_geomx_is_killed(world: World) -> None:
         assert len(ssh_processes(str(world.short))) >= 3  # the master, the jump host's, and the command's
         process.kill()
     until(lambda: not ssh_processes(str(world.short)))
-    for folder in world.short.glob("geomx-ssh-*"):  # the only thing that is left
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+    (left,) = world.short.glob("geomx-ssh-*")  # the only thing that is left
+    used = Folder()
+    for path in (left, used.path):
+        os.utime(path, (0, 0))  # long ago
+    Folder().remove()
+    assert used.path.exists() and not left.exists()
+    used.remove()
 
 
 def test_a_host_that_hangs_behind_a_connection_of_the_users_own(world: World) -> None:
@@ -183,12 +190,55 @@ def test_a_host_that_hangs_behind_a_connection_of_the_users_own(world: World) ->
                 os.kill(pid, signal.SIGCONT)
 
 
-def test_a_host_that_opens_no_more_sessions(world: World) -> None:
+def test_a_connection_of_the_users_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is trusted where nobody else can put another in its place, and named where it is dead."""
+    world.person.config.write_text(open_master(world))
+    with closing(connected(world, fingerprint="SHA256:another")) as host:
+        assert host.run(["echo", "in"], limit=60).output == b"in\n"
+    assert [text for text in world.person.told if "does not compare the fingerprint of host A" in text]
+    world.short.chmod(0o777)
+    assert "wants a second factor" in refused(connected(world))
+    world.short.chmod(0o700)
+    monkeypatch.setattr("geomx_cli.hosts.ssh.by_openssh._START", 1.0)
+    stopped = world.machines["inner"].sessions()
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        said = refused(connected(world))
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert f"opened at {world.short}/m-" in said and "started no command within 1 s" in said
+    assert f"ssh -S {world.short}/m-" in said and " -O exit 127.0.0.1" in said
+
+
+def test_keywords_that_concern_host_keys(world: World, tmp_path: Path) -> None:
+    machine = world.machine(known=False)
+    entry = world.entry("it", machine, "FingerprintHash md5", "GSSAPIKeyExchange yes", head="IgnoreUnknown *\nHost")
+    world.person.config.write_text(entry)
+    assert machine.fingerprint in refused(connected(world))
+    options = world.person.options()
+    found = resolved(world.person.ssh(address="it"), options, tmp_path)
+    shown = subprocess.run(["ssh", "-G", *found.arguments, "it"], capture_output=True, text=True, check=True).stdout
+    assert "gssapikeyexchange yes" not in shown.lower()
+    command = f"KnownHostsCommand /bin/echo [{machine.address}]:{machine.port} {machine.host_key}"
+    world.person.config.write_text(world.entry("it", machine, command))
+    assert "the inventory has SHA256:another" in refused(connected(world, fingerprint="SHA256:another"))
+    with closing(connected(world, fingerprint=machine.fingerprint)) as host:
+        assert host.run(["echo", "in"], limit=60).output == b"in\n"
+
+
+def test_a_host_that_opens_no_more_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.person.config.write_text(world.entry("it", world.machine(settings=("MaxSessions 2",))))
     with closing(connected(world)) as host:
         with closing(host.open(["cat"])), pytest.raises(HostUnreachable, match="host A opens no session: Session open"):
             host.run(["true"], limit=60)
         until(lambda: host.run(["true"], limit=60).status == 0)
+        (log,) = world.short.glob("geomx-ssh-*/log")
+        assert "Authenticating to" in log.read_text()
+        monkeypatch.setattr("geomx_cli.hosts.ssh.by_openssh._MOST_LOGGED", 0)
+        host.run(["true"], limit=60)  # it begins anew
+        assert "Authenticating to" not in log.read_text()
 
 
 @pytest.mark.parametrize("client", ["paramiko", "openssh"])
@@ -208,8 +258,11 @@ def test_waits_have_a_limit_and_a_reason(world: World, monkeypatch: pytest.Monke
     slow = world.machine("slow", settings=command)
     world.person.config.write_text(world.entry("it", slow))
     assert "SSH authentication timed out after 1.5 s (it may be overloaded" in refused(connected(world))
-    slow.change("ForceCommand sleep 30")
+    slow.change("ForceCommand while sleep 0.3 && echo wait; do :; done")
     assert "host A: its account started no command within 1.5 s" in refused(connected(world))
+    world.person.config.write_text("Host it\n  ProxyCommand sleep 600\n")
+    assert "does not answer" in refused(connected(world))
+    until(lambda: not ssh_processes(str(world.short), "sleep"), 30)
     monkeypatch.setattr("geomx_cli.hosts.ssh.openssh_settings._RESOLVE", 0.5)
     world.person.config.write_text('Match exec "sleep 61"\n  User me\n')
     with pytest.raises(TimedOut, match=r"`ssh -G it` did not end within 0.5 s"):

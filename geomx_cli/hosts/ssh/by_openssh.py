@@ -3,7 +3,6 @@
 import hmac
 import os
 import random
-import shutil
 import signal
 import subprocess
 import threading
@@ -18,9 +17,10 @@ import paramiko
 from geomx_cli.hosts.ssh import remedies
 from geomx_cli.hosts.ssh.connection import Session
 from geomx_cli.hosts.ssh.host_keys import key_at, make_ready
+from geomx_cli.hosts.ssh.openssh_folder import Folder
 from geomx_cli.hosts.ssh.openssh_log import TurnedAway, accepted_keys, refusal
-from geomx_cli.hosts.ssh.openssh_session import OpensshSession
-from geomx_cli.hosts.ssh.openssh_settings import Settings, is_open, make_folder, program, resolved, run
+from geomx_cli.hosts.ssh.openssh_session import OpensshSession, end_group
+from geomx_cli.hosts.ssh.openssh_settings import Settings, is_open, program, resolved, run
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.hosts.ssh.streams import OwnOutput, drain, in_thread, remote_command
 from geomx_cli.inventory import Ssh
@@ -28,6 +28,7 @@ from geomx_cli.inventory import Ssh
 __all__ = ["OpensshConnection"]
 
 _CONNECT = 45.0  # seconds, over all jump hosts
+_START = 20.0  # for the lifeline over a connection that is open: the account's start-up files run first
 _BEGIN = 10.0
 _END = 2.0
 _ASK = 1.0
@@ -37,6 +38,7 @@ _ALIVE = ("-oServerAliveInterval=1", "-oServerAliveCountMax=4")
 _SHARED = ("-F", "none", "-T", "-oBatchMode=yes", "-oProxyCommand=false", "-oLogLevel=ERROR")
 _ONLY_KEY = ("-oStrictHostKeyChecking=accept-new", "-oHashKnownHosts=no", "-oPreferredAuthentications=none")
 _CHUNK = 1 << 16
+_MOST_LOGGED = 1 << 20
 
 
 class OpensshConnection:
@@ -50,11 +52,12 @@ class OpensshConnection:
         """Connect. Raises HostUnreachable with the host's name, the failed step and the cause."""
         self._host = host
         self._program = program()
-        self._folder = make_folder()
+        folder = Folder()
+        self._folder = folder.path
         self._log = self._folder / "log"
         self._logging = [self._program, "-v", "-E", str(self._log)]
         self._lifelines: list[subprocess.Popen[bytes]] = []
-        self._finish = weakref.finalize(self, _finish, self._lifelines, self._folder, os.getpid())
+        self._finish = weakref.finalize(self, _finish, self._lifelines, folder, os.getpid())
         self._said = bytearray()  # by the lifeline, on stderr
         self._sessions: list[OpensshSession] = []
         self._changing = threading.Lock()
@@ -87,6 +90,9 @@ class OpensshConnection:
         """
         if time.monotonic() - self.heard_at > _ASK:
             self._ask(limit)
+        with suppress(OSError):
+            if self._log.stat().st_size > _MOST_LOGGED:
+                os.truncate(self._log, 0)  # it has been read; ssh appends to it
         session = OpensshSession(self, self._shared)
         with self._changing:
             if not self.active:
@@ -119,10 +125,13 @@ class OpensshConnection:
         users = is_open(hop.master)
         place = hop.master if users else str(self._folder / "master")
         self._shared = [self._program, *_SHARED, "-S", place]
+        if users and hop.fingerprint:
+            what = f"geomx does not compare the fingerprint of host {self._host}"
+            options.notify_once(what, f"{what}: it shares the connection that you have opened at {place}")
         end, trusted = time.monotonic() + remedies.TURNED_AWAY, list[str]()
         while True:
             try:
-                if hop.fingerprint and not trusted:
+                if hop.fingerprint and not users and not trusted:
                     trusted = self._pinned(settings)
                 master = [*self._logging, *trusted, "-M", "-S", place, *_ALIVE, *settings.arguments]
                 lifeline = self._live(settings, self._shared if users else master)
@@ -140,7 +149,7 @@ class OpensshConnection:
 
     def _live(self, settings: Settings, argv: Sequence[str]) -> OpensshSession:
         """Start the lifeline. Raises TurnedAway if it may be tried again."""
-        session, own, late = OpensshSession(self, argv), OwnOutput(), 0.0
+        session, own, late, shared = OpensshSession(self, argv), OwnOutput(), 0.0, argv is self._shared
         self._said.clear()
         self._log.unlink(missing_ok=True)
         session.start(["--", settings.address, remote_command(["cat"])])
@@ -148,20 +157,19 @@ class OpensshConnection:
         self._lifelines.append(session.process)
         self._sessions.append(session)
         listener = in_thread(lambda: drain(session.recv_stderr, self._keep))
-        session.limit(_CONNECT)
+        limit = _START if shared else _CONNECT
+        end = time.monotonic() + limit
         try:
-            while not own.begun and (data := session.recv(_CHUNK)):
+            while not own.begun and (data := session.recv_by(end, _CHUNK)):
                 own.of(data)
-            session.limit(None)
         except TimeoutError:
-            session.process.kill()  # its streams end with it
-            late = _CONNECT
+            end_group(session.process)  # its streams end with it
+            late = limit
         if own.begun:
             return session
         with suppress(subprocess.TimeoutExpired):
             session.process.wait(_END)
         listener.join(_END)
-        shared = argv is self._shared
         raise refusal(self._host, settings, self._heard(), self._logged(), own.before, shared=shared, late=late)
 
     def _pinned(self, settings: Settings) -> list[str]:
@@ -170,7 +178,8 @@ class OpensshConnection:
         """
         file = self._folder / "pinned"
         trusted = ["-oUserKnownHostsFile=" + str(file), "-oGlobalKnownHostsFile=none"]
-        argv = [*self._logging, *_ONLY_KEY, *trusted, *settings.arguments, "--", settings.address, "true"]
+        alone = ("-S", "none", *_ONLY_KEY, *trusted)  # a connection that is open shows no key
+        argv = [*self._logging, *alone, *settings.arguments, "--", settings.address, "true"]
         self._log.unlink(missing_ok=True)
         try:
             heard = run(argv, _CONNECT).stderr.splitlines()
@@ -234,16 +243,16 @@ class OpensshConnection:
                 self._asked += self._lifeline.send(b".")
 
 
-def _finish(lifelines: Sequence["subprocess.Popen[bytes]"], folder: Path, owner: int) -> None:
+def _finish(lifelines: Sequence["subprocess.Popen[bytes]"], folder: Folder, owner: int) -> None:
     """End these with what they have started, and remove the folder. Runs at the end of this process at the latest, and
     in no process forked from it.
     """
     if os.getpid() != owner:
         return
     for process in lifelines:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is None:
-                os.killpg(process.pid, number)
+        if process.poll() is None:
+            for number in (signal.SIGTERM, signal.SIGKILL):  # SIGKILL for what ssh leaves, too
+                end_group(process, number)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_END)
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.remove()

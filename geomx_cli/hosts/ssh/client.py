@@ -6,7 +6,8 @@ from geomx_cli.hosts.ssh.by_openssh import OpensshConnection
 from geomx_cli.hosts.ssh.by_paramiko import ParamikoConnection
 from geomx_cli.hosts.ssh.config import Unsupported, UnsupportedWay, hop, hops
 from geomx_cli.hosts.ssh.connection import Connection
-from geomx_cli.hosts.ssh.openssh_settings import folder, is_open, resolved
+from geomx_cli.hosts.ssh.openssh_folder import Folder
+from geomx_cli.hosts.ssh.openssh_settings import is_open, resolved
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
@@ -33,8 +34,11 @@ def address(ssh: Ssh, options: SshOptions) -> str:
     except Unsupported:
         if not _may_fall_back(ssh):
             raise
-    with folder() as place:
-        return resolved(ssh, options, place).hop.address
+    folder = Folder()
+    try:
+        return resolved(ssh, options, folder.path).hop.address
+    finally:
+        folder.remove()
 
 
 def _reason(ssh: Ssh, options: SshOptions) -> str:

@@ -110,7 +110,7 @@ def refusal(
         if log.find(r"closed by remote host|Connection reset|Broken pipe|server not responding"):
             return remedies.broken(host)
         if late:
-            return remedies.no_start(host, late)
+            return remedies.dead_master(host, settings.hop, late) if shared else remedies.no_start(host, late)
         return remedies.no_command(host, printed + "\n".join(_Log(said, settings).own()))
     if late:
         error = remedies.slow_authentication(log.hop, late) if log.authenticating else remedies.silent(log.hop)

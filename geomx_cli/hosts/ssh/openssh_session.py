@@ -1,6 +1,8 @@
 """One command over a connection of OpenSSH's client: a process of ssh and its streams."""
 
+import os
 import select
+import signal
 import socket
 import subprocess
 import time
@@ -15,7 +17,7 @@ from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts.ssh.openssh_settings import environment
 from geomx_cli.hosts.ssh.streams import drain
 
-__all__ = ["Lifeline", "OpensshSession"]
+__all__ = ["Lifeline", "OpensshSession", "end_group"]
 
 _OWN_STATUS = 255  # of ssh itself: it did not connect, or the connection broke
 _SOON = 1.0  # seconds after which the master has ended, too
@@ -118,9 +120,16 @@ class OpensshSession:
         poll.register(self._stream, select.POLLIN)
         return bool(poll.poll(0))
 
-    def limit(self, seconds: float | None) -> None:
-        """Let `recv` raise TimeoutError after `seconds`; None: never."""
-        self._stream.settimeout(seconds)
+    def recv_by(self, end: float, size: int) -> bytes:
+        """As `recv`. Raises TimeoutError at `end`, by the monotonic clock."""
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._stream.settimeout(left)
+        try:
+            return self.recv(size)
+        finally:
+            self._stream.settimeout(None)
 
     def exit_status_ready(self) -> bool:
         """Whether it has ended."""
@@ -145,13 +154,19 @@ class OpensshSession:
         for stream in (self._stream, self._err):
             with suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
-        with suppress(ProcessLookupError):
-            self.process.kill()
+        if self.process.poll() is None:
+            end_group(self.process)
         self.process.wait()
         self._release()
 
     def _note(self, data: bytes) -> None:
         self._begun += data
+
+
+def end_group(process: "subprocess.Popen[bytes]", number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to ssh and to what it has started, such as a ProxyCommand that does not end with it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
 
 
 def _close(streams: Iterable[socket.socket]) -> None:

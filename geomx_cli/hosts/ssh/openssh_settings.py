@@ -9,13 +9,12 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings, TimedOut
+from geomx_cli.core.files import is_own_socket
 from geomx_cli.core.untrusted import plain
 from geomx_cli.hosts.ssh.config import SYSTEM_CONFIG, usual_master, words
 from geomx_cli.hosts.ssh.credentials import Hop
@@ -23,9 +22,8 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.hosts.ssh.remedies import TCP
 from geomx_cli.inventory import Ssh
 
-__all__ = ["Settings", "environment", "folder", "is_open", "make_folder", "program", "resolved", "run"]
+__all__ = ["Settings", "environment", "is_open", "program", "resolved", "run"]
 
-_LONGEST = 60  # bytes of the folder's path: ssh adds 17 to the socket's, of at most 104 on some systems
 _RESOLVE = 40.0  # seconds: a command of Match exec may take 30
 _CHECK = 5.0
 _FORCED = f"""\
@@ -33,6 +31,7 @@ Host *
   BatchMode yes
   StrictHostKeyChecking %s
   UpdateHostKeys no
+  FingerprintHash sha256
   VerifyHostKeyDNS no
   NoHostAuthenticationForLocalhost no
   ConnectTimeout {TCP:g}
@@ -48,6 +47,8 @@ Host *
   Tunnel no
 """
 _NEWER = {"sessiontype": "default", "stdinnull": "no", "forkafterauthentication": "no"}  # of OpenSSH 8.7
+_KEY_EXCHANGE = "GSSAPIKeyExchange"  # of distributions: with it, ssh checks no host key
+_OF_SHELLS = frozenset("'`\"$;&<>|(){}")  # ssh runs a ProxyCommand, also that for a jump host, by a shell
 
 
 @dataclass(frozen=True)
@@ -81,32 +82,17 @@ def environment() -> Mapping[str, str]:
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
 
 
-@contextmanager
-def folder() -> Iterator[Path]:
-    """A folder for the block that only this user can open, with a path short enough for sockets."""
-    made = make_folder()
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def make_folder() -> Path:
-    """Make such a folder, which the caller removes."""
-    places = [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]
-    usable = [place for place in places if place and len(os.fsencode(place)) < _LONGEST and os.access(place, os.W_OK)]
-    return Path(tempfile.mkdtemp(prefix="geomx-ssh-", dir=usable[0] if usable else None))
-
-
 def resolved(ssh: Ssh, options: SshOptions, place: Path) -> Settings:
     """Write the settings into the folder `place`, and return them as ssh resolves them. Raises InvalidSettings for an
     ssh_config that ssh refuses, TimedOut if a command in it does not end.
     """
     for text in (ssh.address, ssh.user, *ssh.jump.split(",")):
-        if text.startswith("-") or any(letter.isspace() or not letter.isprintable() for letter in text):
+        if text.startswith("-") or any(
+            letter.isspace() or not letter.isprintable() or letter in _OF_SHELLS for letter in text
+        ):
             raise InvalidSettings(f"{text!r} is no name of a machine or an account", "correct it in the inventory")
     file = place / "config"
-    file.write_text(_text(ssh, options))
+    file.write_text(text := _text(ssh, options))
     arguments = _arguments(ssh, file)
     with options.lock:
         found = options.resolved.get(ssh)
@@ -114,14 +100,21 @@ def resolved(ssh: Ssh, options: SshOptions, place: Path) -> Settings:
         found = _asked(arguments, ssh.address)
         with options.lock:
             options.resolved[ssh] = found
+    if _KEY_EXCHANGE.lower() in found:  # in the file, as jump hosts get no -o
+        file.write_text(f"Host *\n  {_KEY_EXCHANGE} no\n{text}")
     newer = [f"-o{keyword}={usual}" for keyword, usual in _NEWER.items() if keyword in found]
+    if ssh.fingerprint and "knownhostscommand" in found:  # its keys would be trusted, too
+        newer.append("-oKnownHostsCommand=none")
     indirect = any(found.get(keyword, ["none"]) != ["none"] for keyword in ("proxyjump", "proxycommand"))
     return Settings(_hop(ssh, options, found), ssh.address, (*arguments, *newer), indirect)
 
 
 def is_open(socket: str) -> bool:
-    """Whether a connection that others may share listens at this path."""
-    if not socket or not os.path.exists(socket):  # noqa: PTH110 - stays text
+    """Whether a connection of this user that others may share listens at this path.
+
+    It is not used where another user could listen in its place: that user would get all commands and files.
+    """
+    if not socket or not is_own_socket(Path(socket)):
         return False
     command = [program(), "-F", "none", "-S", socket, "-O", "check", "--", "master"]
     try:

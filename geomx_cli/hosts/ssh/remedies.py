@@ -9,7 +9,7 @@ from geomx_cli.hosts.ssh.credentials import Hop
 
 __all__ = [
     "AUTH", "AWAY", "BANNER", "TCP", "TURNED_AWAY", "at", "broken", "changed_host_key", "closed_at_once",
-    "forwarding_failed", "no_algorithm",
+    "dead_master", "forwarding_failed", "no_algorithm",
     "no_banner", "no_command", "no_key_exchange", "no_route", "no_session", "no_start", "no_such_name", "not_added",
     "not_let_in", "not_ssh", "opening_a_master", "refused", "revoked_host_key", "second_factor", "silent",
     "slow_authentication",
@@ -180,6 +180,12 @@ def no_command(host: str, printed: str) -> HostUnreachable:
 def no_start(host: str, seconds: float) -> HostUnreachable:
     hint = "see whether that machine is overloaded, or what the account's start-up files wait for"
     return HostUnreachable(f"host {host}: its account started no command within {seconds:g} s", hint)
+
+
+def dead_master(host: str, hop: Hop, seconds: float) -> HostUnreachable:
+    what = f"host {host}: the connection that you have opened at {hop.master} started no command within {seconds:g} s"
+    command = f"ssh -S {shlex.quote(hop.master)} -O exit {shlex.quote(hop.address)}"
+    return HostUnreachable(what, f"it may be dead, as after a sleep of this machine: {command}, and open it again")
 
 
 def at(host: str, error: HostUnreachable, *, jump: bool = False) -> HostUnreachable:
