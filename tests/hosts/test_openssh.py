@@ -198,6 +198,7 @@ def test_a_connection_of_the_users_own(world: World, monkeypatch: pytest.MonkeyP
     assert [text for text in world.person.told if "does not compare the fingerprint of host A" in text]
     world.short.chmod(0o777)
     assert "wants a second factor" in refused(connected(world))
+    assert "another account could listen there" in world.person.told[-1]
     world.short.chmod(0o700)
     monkeypatch.setattr("geomx_cli.hosts.ssh.by_openssh._START", 1.0)
     stopped = world.machines["inner"].sessions()

@@ -122,7 +122,7 @@ class OpensshConnection:
         hop = settings.hop
         if options.accept_new_host_keys:
             make_ready(Path(hop.known_hosts[0]))
-        users = is_open(hop.master)
+        users = is_open(hop.master, options)
         place = hop.master if users else str(self._folder / "master")
         self._shared = [self._program, *_SHARED, "-S", place]
         if users and hop.fingerprint:

@@ -56,7 +56,7 @@ def _reason(ssh: Ssh, options: SshOptions) -> str:
     for each in way:
         if each.beyond:
             return f"{options.config} has {', '.join(each.beyond)}"
-        if is_open(each.master):
+        if is_open(each.master, options):
             return f"a connection of yours is open at {each.master}"
     return ""
 

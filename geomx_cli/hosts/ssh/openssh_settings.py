@@ -109,12 +109,16 @@ def resolved(ssh: Ssh, options: SshOptions, place: Path) -> Settings:
     return Settings(_hop(ssh, options, found), ssh.address, (*arguments, *newer), indirect)
 
 
-def is_open(socket: str) -> bool:
+def is_open(socket: str, options: SshOptions) -> bool:
     """Whether a connection of this user that others may share listens at this path.
 
     It is not used where another user could listen in its place: that user would get all commands and files.
     """
-    if not socket or not is_own_socket(Path(socket)):
+    if not socket or not os.path.exists(socket):  # noqa: PTH110 - stays text
+        return False
+    if not is_own_socket(Path(socket)):
+        what = f"geomx does not share the connection at {socket}"
+        options.notify_once(what, f"{what}: another account could listen there instead")
         return False
     command = [program(), "-F", "none", "-S", socket, "-O", "check", "--", "master"]
     try:
