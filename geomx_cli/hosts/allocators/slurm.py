@@ -4,6 +4,7 @@ sbatch returns at once, so nothing waits on the login node. Its script starts th
 nodes, and ends with it. The job's name has the id of geomx's job: any process that knows that can release the nodes.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -78,6 +79,9 @@ def ask(request: "Request", hosts: "Sequence[Host]", job: str, spec: Spec, login
     if request.job:
         nodes = dict.fromkeys(host.access.address for host in hosts)
         size = [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
+        gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
+        if os.environ.get("SLURM_GPUS_PER_TASK") and gpus.isdecimal():  # the step has one task on each node
+            size.append(f"--gpus-per-node={gpus}")
         step = long_step(login.python, request.container, _name(request, job), IDLE)
         srun = ["srun", f"--jobid={request.job}", "--overlap", f"--job-name={_name(request, job)}"]
         slurm(login, "sh", "-c", _DETACH, _LOG, f"{request.job}-{job}", *srun, *size, *_ON_ALL, *PLAIN, *step)
