@@ -25,6 +25,8 @@ _VERBS = {
     "publish": ("stored", "publish"),
     "fetch": ("stored", "fetch"),
 }
+# These take a name in place of a directory.
+_NAMED = {"step", "in-step"}
 # Threads of a store's client may hang, and Python would wait for them at its end.
 _STORES = {"upload", "publish", "fetch"}
 
@@ -36,7 +38,7 @@ def main(argv: list[str]) -> int:
         return 2
     module, function = _VERBS[argv[0]]
     try:
-        if Path(argv[1]).is_dir():
+        if argv[0] not in _NAMED and Path(argv[1]).is_dir():
             require_private(Path(argv[1]))
         do = getattr(importlib.import_module(f"geomx_cli.agent.{module}"), function)
         return int(do(Path(argv[1]), argv[2:]))

@@ -1,11 +1,12 @@
 """A batch system's job step on one node: it starts the commands of geomx there, and stays as long as they need it.
 
 A batch system ends all processes of a step when the step's own process ends. An agent outlives the connection over
-which it was started. So each allocation has one long step (`serve`) on each of its nodes, which starts every command
+which it was started. So each job of geomx has one long step (`serve`) on each of its nodes. It starts every command
 for short steps (`run_in`): these only pass their streams on, and wait. Processes that detach become children of the
 long step, which ends once it has had no child for a while. So an allocation that nobody uses is released.
 """
 
+import hashlib
 import json
 import os
 import select
@@ -40,9 +41,9 @@ _OF_TASK = {
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def serve(allocation: Path, arguments: Sequence[str]) -> int:
-    """Be the long step of `allocation` on this node, until no child has run for the given number of seconds. Only one
-    of them listens on a node; another one ends at once.
+def serve(name: Path, arguments: Sequence[str]) -> int:
+    """Be the long step of this name on this node, until no child has run for the given number of seconds. Only one
+    of a name listens on a node; another one returns 1 at once.
 
     Slurm sends SIGTERM to all processes of an allocation. This one then ends after the others.
     """
@@ -55,9 +56,10 @@ def serve(allocation: Path, arguments: Sequence[str]) -> int:
         signal.signal(number, lambda number, frame: None)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
-            listener.bind(_address(str(allocation)))
-        except OSError:
-            return 0
+            listener.bind(_address(str(name)))
+        except OSError as error:
+            print(f"the step {name} cannot listen on this node: {error.strerror}", file=sys.stderr)
+            return 1
         listener.listen(128)
         step = _Step(listener, waker)
         for number in _ENDS:
@@ -66,23 +68,23 @@ def serve(allocation: Path, arguments: Sequence[str]) -> int:
     return 0
 
 
-def run_in(allocation: Path, command: Sequence[str]) -> int:
-    """Have the long step of `allocation` run a command with this process's streams, and return its exit status. Without
+def run_in(name: Path, command: Sequence[str]) -> int:
+    """Have the long step of this name run a command with this process's streams, and return its exit status. Without
     a command, ask the agents that it has started to stop their job. Returns 125 if there is no long step.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:
         limit = time.monotonic() + _STARTING
         while True:
             try:
-                stream.connect(_address(str(allocation)))
+                stream.connect(_address(str(name)))
                 break
             except OSError:
                 if time.monotonic() > limit:
-                    print(f"no step of geomx runs in allocation {allocation} on this node", file=sys.stderr)
+                    print(f"no step {name} runs on this node", file=sys.stderr)
                     return _NO_STEP
                 time.sleep(_PAUSE)
         if not _is_ours(stream):
-            print(f"another user answers for allocation {allocation} on this node", file=sys.stderr)
+            print(f"another user answers for the step {name} on this node", file=sys.stderr)
             return _NO_STEP
         request = json.dumps({"command": [*command], "directory": str(Path.cwd())}).encode()
         socket.send_fds(stream, [request], range(_STREAMS))
@@ -134,8 +136,8 @@ class _Step:
                 stream.send(b"0")
                 return
             self._start(request["command"], request["directory"], descriptors, stream)
-        except (OSError, ValueError, KeyError):
-            pass  # the client is gone
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # the client is gone, or is none of geomx
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -188,11 +190,12 @@ def _environment() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name not in _OF_TASK and not name.startswith(_OF_STEP)}
 
 
-def _address(allocation: str) -> str:
+def _address(name: str) -> str:
     """Return an abstract address, which needs no file: tasks of one node may have different folders for temporary
-    files. Several nodes may be one machine in tests.
+    files. Several nodes may be one machine in tests. An address has room for 107 bytes, hence the hash.
     """
-    return f"\0geomx-{os.getuid()}-{allocation}-{os.environ.get('SLURMD_NODENAME', '')}"
+    text = f"{name} {os.environ.get('SLURMD_NODENAME', '')}"
+    return f"\0geomx-{os.getuid()}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _is_ours(stream: socket.socket) -> bool:

@@ -7,7 +7,7 @@ begin so, it gets all of it. The verb "files" sends whole files, and "tail" (tai
 It prints {"files": [{"process", "name", "size"}], "left_out": [...]}, for records also {"outputs"} as the files, and
 then answers each line {"process", "name", "offset", "sha256"} on its stdin with {"size", "offset"}, the bytes from that
 offset on, and {"sha256"} of the whole file; or with {"problem"} alone. It ends with its stdin. What follows the list of
-records is one zlib stream, as logs shrink to a tenth.
+records is compressed, as logs shrink to a tenth.
 """
 
 import hashlib
@@ -138,7 +138,9 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 
 
 class _Deflated:
-    """A stream that is compressed on its way to another."""
+    """A stream that is compressed on its way to another. Each flush ends a zlib stream, and a newline follows it: srun
+    holds back what ends without one.
+    """
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -148,7 +150,8 @@ class _Deflated:
         self._out.write(self._packer.compress(data))
 
     def flush(self) -> None:
-        self._out.write(self._packer.flush(zlib.Z_SYNC_FLUSH))
+        self._out.write(self._packer.flush() + b"\n")
+        self._packer = zlib.compressobj(_LEVEL)
         self._out.flush()
 
 

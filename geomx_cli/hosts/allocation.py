@@ -11,7 +11,7 @@ import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
 from geomx_cli.core.plugins import Plugin, Spec, find
-from geomx_cli.core.units import counted
+from geomx_cli.core.units import counted, format_duration
 from geomx_cli.hosts import reach, with_addresses
 from geomx_cli.hosts.interface import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
@@ -27,10 +27,15 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a request waits for, as a phrase; `more` may change often, such as its place in a queue."""
+    """What a request waits for, as a phrase; `more` may change often, such as its place in a queue.
+
+    limit: seconds for which it may wait for this, 0: any time. hint: what to do then.
+    """
 
     why: str
     more: str = ""
+    limit: float = 0.0
+    hint: str = ""
 
     def __str__(self) -> str:
         return ", ".join(filter(None, [self.why, self.more]))
@@ -169,7 +174,7 @@ class _Asked:
         self._job = job
         self.login = reach(request.name, request.login, request.python or python, ssh)  # connects on first use
         self._said = ""
-        self._answered = time.monotonic()
+        self._answered = self._since = time.monotonic()  # since: it has waited for what was said
 
     def ask(self, spec: Spec, note: Callable[[str], None]) -> None:
         """Ask the allocator."""
@@ -192,13 +197,17 @@ class _Asked:
         if isinstance(found, Waiting):
             self.waiting = found
             if found.why != self._said:
-                self._said = found.why
+                self._said, self._since = found.why, time.monotonic()
                 note(f"{self.request.name} waits {found}")
+            elif found.limit and time.monotonic() - self._since > found.limit:
+                what = f"{self.request.name} has waited {format_duration(found.limit)} {found}"
+                raise CheckFailed(f"allocator {self.request.allocator}: {what}", found.hint)
             return
         if [_fixed(host) for host in found] != [_fixed(host) for host in self._asked]:
             raise TypeError(f"allocator {self.request.allocator} gives other hosts than it was asked for")
         if self.waiting is not None and not self.request.job:
             note(f"{self.request.name} has its {counted(len(found), 'machine')}")
+        self._said = ""
         self.waiting, self.hosts = None, tuple(found)
 
     def release(self) -> str:

@@ -72,7 +72,7 @@ class Connector(Protocol):
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Start a command without waiting for it. It should exit at the end of its stdin, the only sign of a broken
-        connection.
+        connection. Each of its answers has to end with a newline: srun holds back up to 1023 bytes without one.
         """
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:

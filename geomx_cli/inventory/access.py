@@ -60,6 +60,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     job: Slurm's id.
     node: Slurm's name.
     container: the image in which Apptainer runs commands; empty: none.
+    step: the name of the long step there (agent/job_step.py), which is that of one job of geomx.
     """
 
     address: str
@@ -67,6 +68,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     job: int
     node: str
     container: str = ""
+    step: str = ""
     is_here: ClassVar[bool] = False
 
     @property

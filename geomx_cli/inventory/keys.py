@@ -286,8 +286,9 @@ HOST_KEYS: tuple[Key, ...] = (
         "The time limit. The job is asked to stop --grace and 30 s before it.",
     ),
     Key(
-        "sbatch", "batch", values.words, '["--qos=high", "--exclusive"]', "none",
-        "Further arguments of sbatch, which override those of geomx.",
+        "sbatch", "batch", values.sbatch, '["--qos=high", "--exclusive"]', "none",
+        "Further arguments of sbatch, which override those of geomx. --array, --job-name, --nodes, --output, --wait and"
+        " --wrap are refused.",
     ),
     Key(
         "container", "batch", values.absolute, '"/images/geomx.sif"', "none",

@@ -18,14 +18,20 @@ from geomx_cli.inventory.access import SshClient
 
 __all__ = [
     "Parse", "absolute", "address", "delay", "devices", "duration", "env", "fingerprint", "flag", "interface", "jump",
-    "kind_of", "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "ssh_client", "text",
-    "user", "words",
+    "kind_of", "listen", "name", "number", "ports", "python", "rate", "roles", "sbatch", "ssh_address", "ssh_client",
+    "text", "user",
 ]  # fmt: skip
 
 Parse = Callable[[Any, str], Any]
 
 _LONGEST_DELAY = 60.0
 _SHORTEST_LIMIT = 60.0  # seconds; Slurm counts minutes
+_NODES = "; the key `nodes` has the number of nodes"
+_OF_GEOMX = {
+    "--array": "", "-a": "", "--job-name": "", "-J": "", "--nodes": _NODES, "-N": _NODES, "--output": "", "-o": "",
+    "--wait": "", "-W": "", "--wrap": "",
+}  # fmt: skip
+"""Arguments of sbatch -> what to write in their place."""
 _USER = r"(?!-)[^:,]+"  # /etc/passwd and directory services have names such as 7of9, CORP\\jo and jo@corp.example
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
 _JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
@@ -98,9 +104,14 @@ def duration(value: Any, example: str) -> float:
     return found
 
 
-def words(value: Any, example: str) -> tuple[str, ...]:
-    """A list of arguments."""
-    return _texts(value, example)
+def sbatch(value: Any, example: str) -> tuple[str, ...]:
+    """Arguments of sbatch, without those on which geomx relies."""
+    found = _texts(value, example)
+    for word in found:
+        option = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if option in _OF_GEOMX:
+            raise InvalidSettings(f"geomx sets {option} itself", f'leave it out{_OF_GEOMX[option]}')
+    return found
 
 
 def name(value: Any, example: str) -> str:

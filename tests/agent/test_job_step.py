@@ -1,6 +1,7 @@
 """The long step on a node of an allocation, which starts commands for short ones."""
 
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -9,14 +10,17 @@ from pathlib import Path
 import pytest
 from cluster import ROOT
 
+from geomx_cli.agent.job_step import _address
+
 pytestmark = pytest.mark.processes
 PIPE = subprocess.PIPE
+NODE = "n1"
 
 
 def begin(verb: str, allocation: str, *words: str) -> "subprocess.Popen[bytes]":
     """Start a step on this node."""
     command = [sys.executable, "-P", "-m", "geomx_cli.agent", verb, allocation, *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLURMD_NODENAME": "n1", "SLURM_PROCID": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLURMD_NODENAME": NODE, "SLURM_PROCID": "0"}
     return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment)
 
 
@@ -34,7 +38,8 @@ def test_it_runs_commands_and_lasts_as_long_as_what_they_leave_behind(tmp_path: 
     assert run("in-step", one, *words, given=b"hello") == (3, b"hello", b"n1\n")
     assert run("in-step", one, "/no/such/program") == (127, b"", b"/no/such/program: No such file or directory\n")
     assert run("in-step", one, "sh", "-c", "kill -9 $$") == (128 + 9, b"", b"")
-    assert run("step", one, "60")[0] == 0, "another one listens here"
+    taken = f"the step {one} cannot listen on this node: Address already in use\n"
+    assert run("step", one, "60") == (1, b"", taken.encode())
     detached = f"(setsid sh -c 'sleep 2; touch {tmp_path}/done' </dev/null >/dev/null 2>&1 &)"
     assert run("in-step", one, "sh", "-c", detached) == (0, b"", b"")
     assert step.poll() is None
@@ -43,10 +48,18 @@ def test_it_runs_commands_and_lasts_as_long_as_what_they_leave_behind(tmp_path: 
     assert step.returncode == 0 and (tmp_path / "done").exists()
 
 
-def test_it_ends_after_the_others_when_the_allocation_ends(tmp_path: Path) -> None:
-    one = uuid.uuid4().hex
+def test_it_ends_after_the_others_when_the_allocation_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = f"geomx-{uuid.uuid4().hex}-{'long' * 8}"
+    monkeypatch.setenv("SLURMD_NODENAME", NODE)
+    monkeypatch.chdir(tmp_path)
+    Path(one).mkdir(mode=0o755)  # a folder of the user, which is none of geomx
     step, holding = begin("step", one, "600"), begin("in-step", one, "cat")
     assert run("in-step", one, "true")[0] == 0
+    for request in (b"[]", b'{"command": 5, "directory": "/"}'):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(_address(one))
+            socket.send_fds(stranger, [request], range(3))
+            assert not stranger.recv(1), "it goes on"
     step.terminate()
     assert run("in-step", one, "sh", "-c", "exit 4")[0] == 4, "others need it for their end"
     assert holding.communicate(b"bye")[0] == b"bye"

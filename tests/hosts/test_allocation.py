@@ -18,7 +18,7 @@ from sshd import Sshd
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import allocators
-from geomx_cli.hosts.allocation import allocated, release
+from geomx_cli.hosts.allocation import Waiting, allocated, release
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory, Local, Party, Request, Requested
 from geomx_cli.plan import JobSpec, plan
@@ -211,6 +211,15 @@ def test_a_login_node_that_does_not_answer_for_a_while(pool: Path, monkeypatch: 
     with allocated(inventory(), "one", SPEC, SshOptions(), sys.executable, said.append) as allocation:
         assert not any(isinstance(host.access, Requested) for host in allocation.inventory.hosts)
     assert "h waits for its login node to answer, allocator pool: it did not end within 60 s" in said
+    assert free(pool) == 2
+
+
+def test_machines_that_do_not_start(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken one must not hold those of the others for ever."""
+    broken = Waiting("for geomx to start", "n1: no python3", limit=0.1, hint="see n1")
+    monkeypatch.setattr(plugins.find("allocator", "pool"), "given", lambda *arguments: broken)
+    with pytest.raises(CheckFailed, match=r"allocator pool: h has waited 100 ms for geomx to start, n1: no python3"):
+        allocated(inventory(), "one", SPEC, SshOptions(), sys.executable, list[str]().append).__enter__()
     assert free(pool) == 2
 
 

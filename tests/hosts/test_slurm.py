@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slurm_cluster
@@ -20,9 +21,12 @@ from slurm_cluster import SlurmCluster
 from sshd import Person, Sshd
 
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import TimedOut, UsageError
+from geomx_cli.core.conventions import module_command
+from geomx_cli.core.errors import HostUnreachable, TimedOut, UsageError
 from geomx_cli.hosts.local import LocalConnector
-from geomx_cli.hosts.slurm import find_job
+from geomx_cli.hosts.slurm import SlurmConnector, find_job
+from geomx_cli.inventory import Host, Local, Request, Requested, Slurm
+from geomx_cli.plan import JobSpec
 
 pytestmark = [
     pytest.mark.processes, pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
@@ -142,8 +146,12 @@ def test_tasks_and_gpus_of_an_allocation(slurm: SlurmCluster, monkeypatch: pytes
     assert (list(map(len, tasks.devices.values())), tasks.threads, tasks.title) == ([2, 2, 1], 8, "Slurm job 7")
     assert find({**job, "SLURM_GPUS_ON_NODE": "2"}).devices["n04"] == ("gpu0", "gpu1")
     assert find({**job, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"}).devices["n1"] == ("gpu2", "gpu3")
-    with pytest.raises(UsageError, match="srun has started geomx 4 times in Slurm job 7"):
-        find({**job, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"})
+    assert find({**job, "SLURM_CPUS_PER_TASK": "", "SLURM_GPUS_ON_NODE": ""}).threads == 1
+    for task in "01":
+        with pytest.raises(UsageError, match="srun has started geomx 4 times in Slurm job 7"):
+            find({**job, "SLURM_PROCID": task, "SLURM_STEP_NUM_TASKS": "4"})
+    with pytest.raises(UsageError, match="Slurm job 7 is heterogeneous"):
+        find({**job, "SLURM_HET_SIZE": "2"})
 
 
 def test_a_controller_that_does_not_answer(
@@ -157,6 +165,43 @@ def test_a_controller_that_does_not_answer(
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     assert find_job(LocalConnector("east"), name="geomx-1") is None
     assert find_job(LocalConnector("east"), job=4_000_000) is None
+
+
+def test_two_launches_in_one_allocation(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    number = slurm.call("sbatch", "--parsable", "-p", "p", "--output=/dev/null", "--wrap=exec sleep 600").strip()
+    show = ("squeue", "--noheader", f"--jobs={number}", "--states=RUNNING", "--format=%N")
+    until(lambda: bool(slurm.call(*show).strip()), 30, lambda: slurm.call("squeue"))
+    ours: Any = plugins.find("allocator", "slurm")
+    login, request = LocalConnector("here"), Request(name="allocation", allocator="slurm", job=int(number))
+    host = Host(name="n", parties=("A",), access=Requested(address=slurm.call(*show).strip()), request="allocation")
+    try:
+        for job in ("one", "two"):
+            ours.ask(request, [host], job, JobSpec(), login)
+        (one,), (two,) = (ours.given(request, [host], job, login) for job in ("one", "two"))
+        ours.release(request, "one", login)
+        assert SlurmConnector("n", two.access, sys.executable, login).run(["echo", "on"], limit=60.0).output == b"on\n"
+        steps = slurm.call("squeue", "--steps", "--noheader", f"--jobs={number}", "--format=%j").split()
+        assert one.access.step not in steps and two.access.step in steps
+    finally:
+        slurm.call("scancel", number)
+
+
+def test_nothing_starts_on_the_login_node_after_the_end(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    access = Slurm("10.0.0.1", login=Local(), job=4_000_000, node="n1", step="geomx-1-east")
+    host = SlurmConnector("east", access, sys.executable, LocalConnector("login"))
+    (tmp_path / "log").write_text("read")
+    assert host.get(str(tmp_path / "log")) == b"read"
+    with pytest.raises(HostUnreachable, match="host east: its allocation has ended"):
+        host.put(str(tmp_path / "new"), b"")
+    with pytest.raises(HostUnreachable, match="host east: its allocation has ended"):
+        host.open(module_command(sys.executable, "geomx_cli.agent", "run", str(tmp_path)))
+    assert host.run(module_command(sys.executable, "geomx_cli.agent", "tail", "/no"), limit=30.0).status == 1
+    assert not (tmp_path / "new").exists()
 
 
 def submit(desk: Desk, partition: str, *words: str) -> tuple["subprocess.Popen[bytes]", Path]:

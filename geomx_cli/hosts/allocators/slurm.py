@@ -4,6 +4,7 @@ sbatch returns at once, so nothing waits on the login node. Its script starts th
 nodes, and ends with it. The job's name has the id of geomx's job: any process that knows that can release the nodes.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -31,20 +32,26 @@ shares_files = True
 
 _NOTICE = 30.0  # seconds from the end of --grace to the time limit
 _STARTS = 60.0  # seconds
+_STARTED = 120.0  # seconds for all nodes of a job, after which one is taken to be broken
 _ENDS = 10.0  # seconds for Slurm to say how a job ends
 _PAUSE = 0.5
 _LOG = ".local/state/geomx/slurm"
-_SUBMIT = 'mkdir -p "$HOME/${0%/*}" && exec sbatch --parsable --output="$HOME/$0-%j.log" "$@"'
+_SUBMIT = '(umask 077; mkdir -p "$HOME/${0%/*}") && exec sbatch --parsable --output="$HOME/$0-%j.log" "$@"'
 _TAIL = 'tail -n 3 "$HOME/$0-$1.log"'
-_DETACH = 'setsid "$@" </dev/null >/dev/null 2>&1 &'
-_ON_ALL = ["--ntasks-per-node=1", "--cpu-bind=none", "--wait=0", "--kill-on-bad-exit=0", "--input=none"]
+_DETACH = """\
+(umask 077; mkdir -p "$HOME/${0%/*}"); log="$HOME/$0-$1.log"; shift
+setsid sh -c '"$@" >"$0" 2>&1 && rm -f "$0"' "$log" "$@" </dev/null >/dev/null 2>&1 &"""
+_REMOVE = 'rm -f "$HOME/$0-$1.log"'
+_ON_ALL = ["--ntasks-per-node=1", "--wait=0", "--kill-on-bad-exit=0", "--input=none"]
 _SCRIPT = """\
 #!/bin/sh
 # The allocation ends with what geomx runs on its nodes. SIGUSR1 comes before the time limit, and goes to the agents.
 log="$HOME/{log}-$SLURM_JOB_ID.log"
 trap {notify} USR1
 trap 'rm -f "$log"' TERM
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {on_all} {step} &
+job=$SLURM_JOB_ID nodes=$SLURM_JOB_NUM_NODES
+{clean}
+srun --jobid="$job" --nodes="$nodes" --ntasks="$nodes" {on_all} {step} &
 step=$!
 wait $step; status=$?
 while kill -0 $step 2>/dev/null; do wait $step; status=$?; done
@@ -67,14 +74,17 @@ def refuses(spec: Spec) -> str | None:
 
 def ask(request: "Request", hosts: "Sequence[Host]", job: str, spec: Spec, login: Connector) -> None:
     """See Allocator.ask."""
-    from geomx_cli.hosts.slurm import IDLE, long_step, slurm
+    from geomx_cli.hosts.slurm import IDLE, PLAIN, long_step, slurm
 
     if request.job:
         nodes = dict.fromkeys(host.access.address for host in hosts)
         size = [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
-        step = long_step(login.python, request.container, str(request.job), IDLE)
+        gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
+        if os.environ.get("SLURM_GPUS_PER_TASK") and gpus.isdecimal():  # the step has one task on each node
+            size.append(f"--gpus-per-node={gpus}")
+        step = long_step(login.python, request.container, _name(request, job), IDLE)
         srun = ["srun", f"--jobid={request.job}", "--overlap", f"--job-name={_name(request, job)}"]
-        slurm(login, "sh", "-c", _DETACH, "sh", *srun, *size, *_ON_ALL, *step)
+        slurm(login, "sh", "-c", _DETACH, _LOG, f"{request.job}-{job}", *srun, *size, *_ON_ALL, *PLAIN, *step)
         return
     notice = float(spec.options["grace"]) + _NOTICE
     if 0 < request.time <= notice:
@@ -89,7 +99,7 @@ def ask(request: "Request", hosts: "Sequence[Host]", job: str, spec: Spec, login
         "gres": request.gres, "time": time_limit,
     }  # fmt: skip
     words += [f"--{key}={value}" for key, value in asked.items() if value]
-    slurm(login, "sh", "-c", _SUBMIT, _LOG, *words, *request.arguments, data=_script(request, login).encode())
+    slurm(login, "sh", "-c", _SUBMIT, _LOG, *words, *request.arguments, data=_script(request, job, login).encode())
 
 
 def given(request: "Request", hosts: "Sequence[Host]", job: str, login: Connector) -> "Sequence[Host] | Waiting":
@@ -98,7 +108,7 @@ def given(request: "Request", hosts: "Sequence[Host]", job: str, login: Connecto
 
     from geomx_cli.core.untrusted import last_line
     from geomx_cli.hosts.allocation import Waiting
-    from geomx_cli.hosts.slurm import addresses, in_step
+    from geomx_cli.hosts.slurm import addresses, in_step, own_errors
     from geomx_cli.inventory import Slurm
 
     found = _find(request, job, login)
@@ -110,13 +120,19 @@ def given(request: "Request", hosts: "Sequence[Host]", job: str, login: Connecto
     known = addresses(login, found.nodes)
     nodes = [host.access.address for host in hosts] if request.job else [*known]
     used = dict.fromkeys(nodes)
-    there = login.run(in_step(login.python, request.container, found.id, used, "true"), limit=_STARTS)
+    step = _name(request, job)
+    there = login.run(in_step(login.python, request.container, found.id, step, used, "true"), limit=_STARTS)
     if there.status:
-        said = last_line(there.errors.decode(errors="replace"), f"srun ended with status {there.status}")
+        errors = own_errors(there.errors) or there.errors
+        said = last_line(errors.decode(errors="replace"), f"srun ended with status {there.status}")
         if request.job:  # the others end if their nodes cannot start geomx
+            said = _output(login, f"{found.id}-{job}") or said
             raise CheckFailed(f"geomx does not start on the nodes of Slurm job {found.id}: {said}", _SAME_PYTHON)
-        return Waiting("for geomx to start on its nodes", said)
-    access = {node: Slurm(known[node], request.login, found.id, node, request.container) for node in used}
+        return Waiting("for geomx to start on its nodes", said, _STARTED, _SAME_PYTHON)
+    if len(nodes) != len(hosts):
+        what = f"Slurm job {found.id} for {request.name} has {len(nodes)} nodes in place of {len(hosts)}"
+        raise CheckFailed(what, "leave the number of nodes out of sbatch")
+    access = {node: Slurm(known[node], request.login, found.id, node, request.container, step) for node in used}
     return [
         structs.replace(host, access=access[node], address="" if host.interface else known[node])
         for host, node in zip(hosts, nodes, strict=True)
@@ -131,7 +147,8 @@ def release(request: "Request", job: str, login: Connector) -> str:
         steps = slurm(login, "squeue", "--steps", "--noheader", f"--jobs={request.job}", "--format=%i|%j")
         for step, _, step_name in (line.strip().partition("|") for line in steps.splitlines()):
             if step_name == _name(request, job):
-                slurm(login, "scancel", step)
+                _cancel(login, step, ["squeue", f"--steps={step}"])
+        login.run(["sh", "-c", _REMOVE, _LOG, f"{request.job}-{job}"], limit=_STARTS)
         return ""
     limit = time.monotonic() + _ENDS
     while (found := _find(request, job, login)) is not None and found.state == "COMPLETING":
@@ -139,9 +156,20 @@ def release(request: "Request", job: str, login: Connector) -> str:
             break
         time.sleep(_PAUSE)
     if found is not None and (found.waits or found.has_nodes):
-        slurm(login, "scancel", str(found.id))
+        _cancel(login, str(found.id), ["squeue", f"--jobs={found.id}", "--states=PENDING,RUNNING,SUSPENDED"])
         return ""
     return _ending(request, found)
+
+
+def _cancel(login: Connector, what: str, shown: Sequence[str]) -> None:
+    """Cancel a job or step, unless it ends by itself meanwhile. shown: the command that lists it if it is there."""
+    from geomx_cli.hosts.slurm import slurm
+
+    try:
+        slurm(login, "scancel", what)
+    except CheckFailed:
+        if login.run([*shown, "--noheader"], limit=_STARTS).output.strip():
+            raise
 
 
 def present(environment: Mapping[str, str]) -> "Present | None":
@@ -153,20 +181,23 @@ def present(environment: Mapping[str, str]) -> "Present | None":
     job, listed = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
     if not job.isdecimal() or not listed or shutil.which("srun") is None:  # as in a container without Slurm
         return None
-    if environment.get("SLURM_PROCID", "0") != "0" and environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+    if environment.get("SLURM_HET_SIZE"):
+        what = f"Slurm job {job} is heterogeneous, and geomx sees the nodes of its first part only"
+        raise UsageError(what, "write --local, or ask for nodes of one kind")
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         what = f"srun has started geomx {environment['SLURM_STEP_NUM_TASKS']} times in Slurm job {job}"
         raise UsageError(what, "start it once, by srun --nodes=1 --ntasks=1, or without srun: it starts the workers")
     nodes = slurm(LocalConnector("this machine"), "scontrol", "show", "hostnames", listed).split()
     return Present(
         name, int(job), f"Slurm job {job}", listed, _devices(nodes, environment),
-        threads=int(environment.get("SLURM_CPUS_PER_TASK", "1")),
+        threads=int(environment.get("SLURM_CPUS_PER_TASK") or 1),
     )  # fmt: skip
 
 
 def _devices(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the devices of each node: its GPUs, otherwise a processor for each task that the user has asked for."""
     visible = [word for word in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.isdecimal()]
-    gpus = visible or [str(number) for number in range(int(environment.get("SLURM_GPUS_ON_NODE", "0")))]
+    gpus = visible or [str(number) for number in range(int(environment.get("SLURM_GPUS_ON_NODE") or 0))]
     if gpus:
         return dict.fromkeys(nodes, tuple(f"gpu{number}" for number in gpus))
     if "SLURM_NTASKS" not in environment:
@@ -176,20 +207,17 @@ def _devices(nodes: Sequence[str], environment: Mapping[str, str]) -> dict[str, 
     return {node: ("cpu",) * (counts[index] if index < len(counts) else 1) for index, node in enumerate(nodes)}
 
 
-def _script(request: "Request", login: Connector) -> str:
-    from geomx_cli.hosts.slurm import IDLE, long_step, notify
+def _script(request: "Request", job: str, login: Connector) -> str:
+    from geomx_cli.hosts.slurm import IDLE, PLAIN, WITHOUT_OUTER_JOB, long_step, notify
 
-    job = "$SLURM_JOB_ID"
-    step, stop = (
-        shlex.join(words).replace(shlex.quote(job), f'"{job}"')
-        for words in (
-            long_step(login.python, request.container, job, IDLE), notify(login.python, request.container, job),
-        )
-    )  # fmt: skip
-    return _SCRIPT.format(notify=shlex.quote(stop), on_all=shlex.join(_ON_ALL), step=step, log=_LOG)
+    step = shlex.join(long_step(login.python, request.container, _name(request, job), IDLE))
+    stop = shlex.quote(shlex.join(notify(login.python, request.container, _name(request, job))))
+    on_all = shlex.join([*_ON_ALL, *PLAIN])
+    return _SCRIPT.format(notify=stop, clean=WITHOUT_OUTER_JOB, on_all=on_all, step=step, log=_LOG)
 
 
 def _name(request: "Request", job: str) -> str:
+    """Return the name of what is asked of Slurm, and of the long step: several launches may share an allocation."""
     return f"geomx-{job}-{request.name}"
 
 
@@ -220,7 +248,12 @@ def _ended(request: "Request", found: "SlurmJob | None", login: Connector) -> tu
     """Return what has happened to a job that has ended too early, and what its output says."""
     if found is None:
         return f"Slurm has no job for {request.name} any more", "see sacct"
-    tail = login.run(["sh", "-c", _TAIL, _LOG, str(found.id)], limit=_STARTS).output.decode(errors="replace")
-    said = "; ".join(filter(None, map(str.strip, tail.splitlines())))
+    said = _output(login, str(found.id))
     what = _ending(request, found) or f"Slurm job {found.id} for {request.name} has ended too early"
     return what, f"its output: {said}" if said else f"see sacct -j {found.id}"
+
+
+def _output(login: Connector, log: str) -> str:
+    """Return the last lines of what a batch script or long step has printed, as one line."""
+    tail = login.run(["sh", "-c", _TAIL, _LOG, log], limit=_STARTS).output.decode(errors="replace")
+    return "; ".join(filter(None, map(str.strip, tail.splitlines())))

@@ -63,6 +63,7 @@ class HostStream:
         self._on_data = on_data
         self._packed = b""
         self._unpacker: Any = None
+        self._is_between = False  # two streams of zlib, where newlines are
         self._rest = bytearray()
 
     def send(self, message: dict[str, Any]) -> None:
@@ -96,7 +97,8 @@ class HostStream:
         return data
 
     def unpack(self) -> None:
-        """From here on, the stream is compressed."""
+        """From here on, the stream is compressed, as streams of zlib with newlines between them."""
+        self._is_between = True
         self._unpacker, self._packed = zlib.decompressobj(), bytes(self._rest)
         self._rest.clear()
 
@@ -118,11 +120,17 @@ class HostStream:
                 self._on_data(len(data))
             if self._unpacker is None:
                 return data
+            if self._is_between:
+                data = data.lstrip(b"\n")
+                self._is_between = not data
             try:
                 data = bytes(self._unpacker.decompress(data, _CHUNK))  # a small stream may unpack to any size
             except zlib.error as error:
                 raise CheckFailed(f"what it sends is damaged: {error}") from None
             self._packed = self._unpacker.unconsumed_tail
+            if self._unpacker.eof:
+                self._is_between, self._packed = True, self._unpacker.unused_data
+                self._unpacker = zlib.decompressobj()
             if data:
                 return data
 
