@@ -200,7 +200,7 @@ def test_nothing_starts_on_the_login_node_after_the_end(
         host.put(str(tmp_path / "new"), b"")
     with pytest.raises(HostUnreachable, match="host east: its allocation has ended"):
         host.open(module_command(sys.executable, "geomx_cli.agent", "run", str(tmp_path)))
-    assert host.run(module_command(sys.executable, "geomx_cli.agent", "tail", "/no"), limit=30.0).status == 1
+    assert host.run(module_command(sys.executable, "geomx_cli.agent", "files", "/no"), limit=30.0).status == 1
     assert not (tmp_path / "new").exists()
 
 
