@@ -86,7 +86,11 @@ class SlurmCluster:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         for process in self._daemons:
-            process.wait(20)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:  # slurmd waits for steps that are still ending
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(20)
 
     def _run(self, *command: str) -> None:
         environment = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": _PATH}
