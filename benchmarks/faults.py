@@ -144,7 +144,7 @@ def sites(folder: Path, parties: int) -> Iterator[Sites]:
 def play(given: argparse.Namespace, minutes: float, faults: int) -> Outcome:
     """Run a job for so long, with so many faults."""
     training = [
-        "--algo", "diloco", "--inner-steps", str(given.inner_steps), "--network", "linear", "--epochs", "1000000",
+        "--algo", "diloco", "--inner-steps", str(given.inner_steps), "--network", "linear", "--epochs", "100000",
         "--time-limit", f"{60 * minutes:.0f}s", "--eval-every", "0", "--restarts", "1000",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as base, sites(Path(base), given.parties) as made:
