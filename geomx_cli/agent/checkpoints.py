@@ -22,6 +22,7 @@ __all__ = ["BUSY", "NO_STATE", "Checkpoints"]
 BUSY = "another checkpoint is being taken"
 NO_STATE = "keeps no state (a script does with geomx.state)"
 _ORDER = 15.0  # seconds until processes go on, if no order to copy arrives
+_ENDING = 5.0  # seconds for the end of a copy whose folder is removed
 _COPYING = 120.0  # seconds until processes go on, if the copy is not done
 
 
@@ -87,8 +88,11 @@ class Checkpoints:
             self._copy = None
 
     def remove(self) -> None:
-        """Remove all checkpoints: the job is done."""
+        """Remove all checkpoints: the job is done. A copy that is still being written ends."""
         remove_all(self._directory)
+        if self._copy is not None:  # it may have created the folder again
+            self._copy.join(_ENDING)
+            remove_all(self._directory)
 
     def _obstacle(self) -> str:
         """Why the processes cannot be suspended now; "" if they can."""
@@ -101,8 +105,10 @@ class Checkpoints:
     def _lack(self) -> str:
         """Why the processes cannot have a checkpoint now; "" if they can."""
         for child in self._children:
-            if child.life.status not in (None, 0):
+            if child.life.look() not in (None, 0):
                 return f"{child.name} has just died"
+            if child.lost_state:
+                return f"the state of {child.name} was removed"
             if child.lacks_state and not child.task.role.endswith("scheduler"):
                 return f"{child.name} {NO_STATE}"
         return ""
@@ -117,8 +123,6 @@ class Checkpoints:
         self._freeze = Freeze([life.identity.pid for life in lives if life.running and life.identity])
         if problem := self._freeze.begin(min(_ORDER, self._limit), "no order to copy came"):
             return problem
-        for child in self._children:
-            child.life.check_end()
         if problem := self._lack():  # it has died, or stopped saving its state, before it was suspended
             self._freeze.end(problem)
             return problem
@@ -166,9 +170,9 @@ class _Copy(threading.Thread):
             )
             self.problem = ""
         except OSError as error:
-            self.problem = f"checkpoint {self._number} cannot be written: {error.strerror}"
+            self.problem = f"it cannot be written: {error.strerror}"
         except Exception as error:  # otherwise the thread would hide it
-            self.problem = f"checkpoint {self._number} cannot be written: {error!r}"
+            self.problem = f"it cannot be written: {error!r}"
             print(self.problem, file=sys.stderr, flush=True)
         finally:
             self._freeze.end(self.problem or "its copy ended")

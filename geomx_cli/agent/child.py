@@ -24,6 +24,11 @@ from geomx_cli.core.units import counted
 
 __all__ = ["Child"]
 
+_REMOVED = (
+    "its state in {} was removed by another program. Where systemd-logind does this at the end of an account's last"
+    " session, `loginctl enable-linger` prevents it"
+)
+
 _TELLING = 500  # maximum length of a forwarded message or exception line
 
 
@@ -45,7 +50,7 @@ class Child:
         job_dir = Path(host_spec.job_dir)
         self.task = task
         self.name = task.name
-        self.failed = self.asked = self.departs = self.lacked_room = False
+        self.failed = self.asked = self.departs = self.lacked_room = self._told_removal = False
         self.incarnation = self._first = self.together = 0
         self.state_dir: Path | None = None
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
@@ -94,6 +99,11 @@ class Child:
         """
         return self.state_dir is None or StateNotes(self.state_dir).has_ended
 
+    @property
+    def lost_state(self) -> bool:
+        """Whether another program has removed the state that the process saves."""
+        return self.state_dir is not None and StateNotes(self.state_dir).is_lost
+
     def begin_after(self, incarnation: int) -> None:
         """Begin after this life, of another job. If all processes of this job begin again, the numbers that were used
         before are not used again.
@@ -120,7 +130,9 @@ class Child:
 
     @property
     def hint(self) -> str:
-        """What its script lacks so that it can continue after a kill; "" if the process has noted nothing."""
+        """What it lacks so that it can continue after a kill; "" for nothing that is known."""
+        if self.lost_state:
+            return _REMOVED.format(self.state_dir)
         return "" if self.state_dir is None else StateNotes(self.state_dir).hint
 
     def bury(self, how: str) -> list[dict[str, Any]]:
@@ -205,6 +217,13 @@ class Child:
             return None
         when = self._clock.time() - self._silence
         return Failure(self.name, self._host, stall.how, when, stall.hint, tail=self.log.tail())
+
+    def removal_notice(self) -> str:
+        """Return a warning, once, if another program has removed its state; else ""."""
+        if self._told_removal or not self.life.running or not self.lost_state:
+            return ""
+        self._told_removal = True
+        return f"{self.name}: {_REMOVED.format(self.state_dir)}. If the process is killed from now on, the job ends"
 
     def stall_notice(self) -> str:
         """Return a warning, once, if the process has been stopped or hung for a while; call after `check_stall`."""

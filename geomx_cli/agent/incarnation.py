@@ -87,14 +87,23 @@ class Incarnation:
         """Whether its script has, or gets, the job's failure as an exception, and has not ended by it."""
         return self.events.saw_failure and self.events.failure is None
 
+    def look(self) -> int | None:
+        """Return its exit status, negative for a signal; None while it runs. Changes nothing, so that the agent's loop
+        still sees its end. Neither blocks nor reaps.
+        """
+        if not self.running:
+            return self.status
+        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
     def check_end(self) -> bool:
-        """Look for its end and set `status`; return whether it has ended. Neither blocks nor reaps."""
-        if self.running:
-            result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if result is not None:
-                exited = result.si_code == os.CLD_EXITED
-                self.status = result.si_status if exited else -result.si_status
-                self.ended = self._clock.time()
+        """Look for its end and set `status`; return whether it has ended. Only for the agent's loop, which then
+        restarts the process or reports its end.
+        """
+        if self.running and (status := self.look()) is not None:
+            self.status, self.ended = status, self._clock.time()
         return self.status is not None
 
     def stall(self) -> Stall | None:

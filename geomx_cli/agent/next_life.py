@@ -36,4 +36,4 @@ def next_life(task: Task, folder: Path | None, number: int, on_worker_loss: str)
         return NextLife(False, False)
     notes = StateNotes(folder)
     leaves = on_worker_loss == "leave" and task.runs_script and notes.contributed is not None
-    return NextLife(task.resumes and not notes.has_ended, leaves)
+    return NextLife(task.resumes and not (notes.has_ended or notes.is_lost), leaves)

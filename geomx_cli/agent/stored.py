@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent.checkpoint import (
-    ABOUT,
     FETCHED,
     KEPT,
     Checkpoint,
-    about,
+    Part,
     check_format,
-    checked_lives,
     folder_of,
+    is_name,
     stamped,
 )
 from geomx_cli.agent.host_spec import HostSpec
@@ -32,7 +31,7 @@ from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.stores import Store, TooLarge
 
-__all__ = ["DESCRIPTION", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
+__all__ = ["DESCRIPTION", "Record", "Unusable", "fetch", "publish", "upload"]
 
 DESCRIPTION = "job.json"
 """The job's description, in the directory of the host that writes the record."""
@@ -42,31 +41,6 @@ _LARGEST = 64 << 20  # bytes of either
 
 class Unusable(Exception):
     """Why a job cannot continue from these files: they are incomplete, damaged, or from another program."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one host has uploaded. incarnations: of each process, by name. files: size and SHA-256, by PROCESS/FILE."""
-
-    incarnations: Mapping[str, int]
-    files: Mapping[str, tuple[int, str]]
-
-    @classmethod
-    def of(cls, fields: Any) -> "Part":
-        """Check the fields of a part. Raises Unusable."""
-        try:
-            lives, files = checked_lives(fields["incarnations"]), dict[str, tuple[int, str]]()
-            for name, (size, digest) in fields["files"].items():
-                if type(size) is not int or size < 0:
-                    raise ValueError(f"the size of {name} is {size!r}")
-                files[name] = size, str(digest)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Unusable(f"its record is damaged: {error!r}") from None
-        for name in files:
-            words = name.split("/")
-            if len(words) != 2 or not all(_is_name(word) for word in words):
-                raise Unusable(f"its record names a file {name!r}")
-        return cls(lives, files)
 
 
 @dataclass(frozen=True)
@@ -92,9 +66,13 @@ class Record:
         if fields.get("job") != job or fields.get("number") != number:
             raise Unusable(f"it is a copy of checkpoint {fields.get('number')} of job {fields.get('job')!r}")
         hosts, description = fields.get("hosts"), fields.get("description")
-        if not isinstance(hosts, dict) or not isinstance(description, dict) or not all(map(_is_name, hosts)):
+        if not isinstance(hosts, dict) or not isinstance(description, dict) or not all(map(is_name, hosts)):
             raise Unusable("its record is damaged")
-        found = cls(job, number, {host: Part.of(part) for host, part in hosts.items()}, description)
+        try:
+            parts = {host: Part.of(part) for host, part in hosts.items()}
+        except ValueError as error:
+            raise Unusable(f"its record is damaged: {error}") from None
+        found = cls(job, number, parts, description)
         found.check_sizes(store)
         return found
 
@@ -118,11 +96,10 @@ def upload(directory: Path, arguments: Sequence[str]) -> int:
 
     def do(spec: HostSpec, store: Store, number: int) -> str:
         found = Checkpoint.read(folder_of(directory) / str(number))
-        files: dict[str, tuple[int, str]] = {}
-        for path in sorted(found.path.glob("*/*")):
-            name = path.relative_to(found.path).as_posix()
-            files[name] = store.put(path, f"{spec.job}/{number}/{spec.host}/{name}")
-        part = asdict(Part(dict(found.incarnations), files))
+        for name, about in found.part.files.items():
+            if store.put(found.path / name, f"{spec.job}/{number}/{spec.host}/{name}") != about:
+                raise Unusable(f"{found.path / name} is damaged: its digest is another")
+        part = asdict(found.part)
         store.write(f"{spec.job}/{number}/{spec.host}/{_PART}", json.dumps(part).encode())
         return ""
 
@@ -186,27 +163,30 @@ def fetch(directory: Path, arguments: Sequence[str]) -> int:
 
 def _fetch(store: Store, job: str, number: int, names: Collection[str], folder: Path) -> None:
     record = Record.read(store, job, number)
-    where = record.processes
     shutil.rmtree(folder, ignore_errors=True)
     make_folders(folder)
+    had = Part({}, {})
     for name in names:
-        if name not in where:
+        if (host := record.processes.get(name)) is None:
             raise Unusable(f"it has no process {name}")
-        own = file_name(name)
-        (folder / own).mkdir(0o700)
-        for file, (size, digest) in record.hosts[where[name]].files.items():
-            if file.startswith(f"{own}/"):
-                source, target = f"{where[name]}/{file}", folder / file
-                try:
-                    copied = store.get(f"{job}/{number}/{source}", target, size)
-                except TooLarge as error:
-                    raise Unusable(f"{source} is damaged: {error}") from None
-                if copied is None:
-                    raise Unusable(f"{source} is missing")
-                if copied != (size, digest):
-                    raise Unusable(f"{source} is damaged: its digest is another")
-    lives = {name: record.hosts[where[name]].incarnations[name] for name in names}
-    (folder / ABOUT).write_text(about(lives))
+        part = record.hosts[host]
+        (folder / file_name(name)).mkdir(0o700)
+        files = {file: part.files[file] for file in part.of_process(file_name(name))}
+        for file, described in files.items():
+            _fetch_file(store, f"{job}/{number}/{host}/{file}", folder / file, described)
+        had = Part({**had.incarnations, name: part.incarnations[name]}, {**had.files, **files})
+    had.write(folder)
+
+
+def _fetch_file(store: Store, source: str, target: Path, described: tuple[int, str]) -> None:
+    try:
+        copied = store.get(source, target, described[0])
+    except TooLarge as error:
+        raise Unusable(f"{source} is damaged: {error}") from None
+    if copied is None:
+        raise Unusable(f"{source} is missing")
+    if copied != described:
+        raise Unusable(f"{source} is damaged: its digest is another")
 
 
 def _answer(directory: Path, arguments: Sequence[str], do: Any) -> int:
@@ -238,8 +218,3 @@ def _read(store: Store, name: str) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise Unusable("its record is damaged")
     return found
-
-
-def _is_name(word: str) -> bool:
-    """Whether a word of a record may be the name of a file or folder."""
-    return word not in ("", ".", "..") and "/" not in word and "\0" not in word

@@ -77,9 +77,7 @@ class Supervisor:
         self._restarts = GroupRestarts(
             self._groups, self._policy, self._control, host_spec.lease, self._restart_member, self._fail_member
         )
-        self._beginning = Beginning(
-            directory, host_spec, self._children, self._groups, self._policy, self._warn, last
-        )
+        self._beginning = Beginning(directory, host_spec, self._children, self._groups, self._policy, self._warn, last)
         answer_durably = partial(self._control.answer, durable=True)
         self._uploads = Uploads(directory, lambda: self._beginning.inherited, answer_durably)
         self._checkpoints = Checkpoints(
@@ -288,7 +286,7 @@ class Supervisor:
             for child in self._children:
                 if (failure := child.check_stall()) is not None:
                     self._fail(child, failure)
-                if notice := child.stall_notice():
+                for notice in filter(None, (child.stall_notice(), child.removal_notice())):
                     self._warn(notice)
             if self._lifecycle.stage is Stage.RUNNING and not self._host_spec.lease:
                 self._presence.check(self._children, now)

@@ -64,6 +64,12 @@ class StateNotes:
         return (self._folder / _ENDED).exists()
 
     @property
+    def is_lost(self) -> bool:
+        """Whether another program has removed the state after `prepare`. A next life would begin without it."""
+        # Twice, because the process may rename the one to the other meanwhile.
+        return not (self._spare.exists() or self.has_ended or self._spare.exists())
+
+    @property
     def hint(self) -> str:
         """What the user's script lacks so that it can continue; "" if the process has noted nothing."""
         with suppress(OSError), (self._folder / _ENDED).open(errors="replace") as file:

@@ -242,9 +242,7 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if party.name not in devices:
                 raise ValueError(f"party {party.name} has no host")
             if party.workers > devices[party.name]:
-                raise ValueError(
-                    f"party {party.name} has {party.workers} workers and {devices[party.name]} devices"
-                )
+                raise ValueError(f"party {party.name} has {party.workers} workers and {devices[party.name]} devices")
             if party.workers == 0 and party is not self.central:
                 raise ValueError(f"party {party.name} has no worker")
 
@@ -315,8 +313,6 @@ def topology_fields(chosen: object) -> dict[str, object]:
 
 def validated(data: Mapping[str, Any]) -> Inventory:
     """Validate `data` as an inventory. Raises InvalidSettings for the first error."""
-    if isinstance(data, Mapping) and "allocator" in data:  # of jobs before each host had its own
-        data = {name: value for name, value in data.items() if name != "allocator"}
     try:
         return to_type(data, Inventory)
     except msgspec.ValidationError as error:

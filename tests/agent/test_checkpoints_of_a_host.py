@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from cluster import until
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.checkpoint import Checkpoint, about, main, whole
+from geomx_cli.agent.checkpoint import Checkpoint, main, whole
 from geomx_cli.agent.checkpoints import BUSY, Checkpoints
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.freeze import Freeze
@@ -59,6 +59,13 @@ def children(tmp_path: Path) -> Iterator[list[Child]]:
         while not child.life.check_end():
             time.sleep(0.01)
         child.close()
+
+
+def unstarted(child: Child, folder: Path) -> Child:
+    """The same process of another job."""
+    again = Child(child.task, HostSpec("job", "A", "", "", "", "", (), ()), JobClock(0.0))
+    again.state_dir = folder / "again"
+    return again
 
 
 def numbers(children: list[Child]) -> dict[str, bytes]:
@@ -138,14 +145,13 @@ def test_a_copy_is_of_the_moment_at_which_all_had_stopped(children: list[Child],
     assert numbers(children) == stopped
     assert requester.keep(17) == ""
     (found,) = whole(directory)
-    assert (found.number, found.incarnations) == (17, {"A/worker:0": 0, "A/server:0": 0})
+    assert (found.number, found.part.incarnations) == (17, {"A/worker:0": 0, "A/server:0": 0})
     for child in children:
         copies = {path.name: path.read_bytes() for path in (found.path / child.task.file_name).iterdir()}
         assert copies == {path.name: stopped[str(path)] for path in child.state_dir.iterdir()}  # type: ignore[union-attr]
     wait_for_more(children, stopped)  # all go on
 
-    again = Child(children[0].task, HostSpec("job", "A", "", "", "", "", (), ()), JobClock(0.0))
-    again.state_dir = tmp_path / "again"
+    again = unstarted(children[0], tmp_path)
     Checkpoint.read(found.path).restore(again)
     assert again.incarnation == 1 and (again.state_dir / "main").exists()
 
@@ -162,9 +168,9 @@ def test_those_that_are_not_whole_do_not_count(
         assert requester.keep(number) == ""
     assert "the number 3" in requester.freeze(3)
     assert [each.number for each in whole(directory)] == [3, 2]
-    fine = about({"A/worker:0": 0})
-    damaged = {4: "[]", 5: fine.replace(": 0}", ": Infinity}"), 6: "[" * 100_000, 8: "", 9: "{}"}
-    damaged[10] = fine.replace('"format": 1', '"format": 2')
+    fine = (folder / "3" / "about.json").read_text()
+    damaged = {4: "[]", 5: fine.replace('0": 0', '0": Infinity'), 6: "[" * 100_000, 8: "", 9: "{}"}
+    damaged[10] = fine.replace('"format": 2', '"format": 3')
     for number, text in damaged.items():
         (folder / str(number)).mkdir()
         (folder / str(number) / "about.json").write_text(text)
@@ -175,7 +181,7 @@ def test_those_that_are_not_whole_do_not_count(
     assert main(directory, ()) == 0
     found = json.loads(capsys.readouterr().out)
     assert [*found["whole"]] == ["3", "2"] and len(found["others"]) == 7
-    assert "10 (its format is 2, of geomx '0.1.0', not 1)" in found["others"]
+    assert "10 (its format is 3, of geomx '0.1.0', not 2)" in found["others"]
 
 
 def test_a_full_disk_leaves_the_last_whole_one(children: list[Child], tmp_path: Path) -> None:
@@ -209,6 +215,45 @@ def test_what_stands_in_the_way_is_said(children: list[Child], tmp_path: Path) -
         time.sleep(0.01)
     assert "A/worker:0 has just died" in requester.freeze(2)
     assert not requester.checkpoints.frozen
+    assert children[0].life.status is None and children[0].life.check_end(), "the agent's loop sees its end later"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda file: file.unlink(), "main is missing"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "has 7 bytes instead of 8"),
+        (lambda file: file.write_bytes(bytes(8)), "main is damaged: its digest is another"),
+        (lambda file: file.write_text(""), "has 0 bytes instead of 8"),
+    ],
+)
+def test_damaged_files_of_a_checkpoint_are_named_and_the_one_before_counts(
+    damage: Callable[[Path], object], words: str, children: list[Child], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    wait_for_all(children)
+    requester = Requester(tmp_path / "hosts" / "A", children)
+    for number in (1, 2):
+        assert requester.freeze(number) == requester.keep(number) == ""
+    file = requester.directory / "checkpoints" / "2" / children[0].task.file_name / "main"
+    damage(file)
+    capsys.readouterr()
+    assert main(requester.directory, ()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [*found["whole"]] == ["1"]
+    assert len(found["others"]) == 1 and words in found["others"][0]
+    with pytest.raises(ValueError, match=words):  # it was damaged after it was chosen
+        Checkpoint.read(file.parent.parent).restore(unstarted(children[0], tmp_path))
+
+
+def test_a_copy_of_what_was_removed_takes_the_place_of_no_other(children: list[Child], tmp_path: Path) -> None:
+    requester = Requester(tmp_path / "hosts" / "A", children)
+    assert requester.freeze(1) == requester.keep(1) == ""
+    assert requester.freeze(2) == ""
+    assert children[1].state_dir is not None
+    shutil.rmtree(children[1].state_dir)
+    assert "No such file" in requester.keep(2)
+    assert [each.number for each in whole(requester.directory)] == [1]
 
 
 @pytest.mark.parametrize("how", ["thaw", "SIGCONT", "the end of a party", "a death", "none"])
@@ -256,6 +301,21 @@ def test_processes_go_on_while_the_disk_hangs(
     requester.order("thaw", 3)
     assert not whole(requester.directory)
     assert requester.freeze(4) == requester.keep(4) == ""
+
+
+def test_a_copy_that_is_being_written_when_the_job_is_done_leaves_nothing(
+    children: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_all(children)
+    requester = Requester(tmp_path / "hosts" / "A", children)
+    assert requester.freeze(1) == requester.keep(1) == ""
+    disk = SlowDisk(monkeypatch)
+    assert requester.freeze(2) == ""
+    requester.order("keep", 2)
+    assert disk.begun.wait(60)
+    threading.Timer(0.3, disk.go_on).start()
+    requester.checkpoints.remove()
+    assert not list(requester.directory.iterdir())
 
 
 def test_a_process_that_starts_another_one_can_be_suspended(tmp_path: Path) -> None:

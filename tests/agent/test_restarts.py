@@ -25,7 +25,7 @@ from lone_agent import MARK, Agent
 from geomx_cli.agent import processes, prune, state_folder
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.beginning import Beginning
-from geomx_cli.agent.checkpoint import Checkpoint, about
+from geomx_cli.agent.checkpoint import Checkpoint, Part
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.groups import WorkerGroups
 from geomx_cli.agent.host_spec import HostSpec, Task
@@ -36,6 +36,7 @@ from geomx_cli.agent.stop import clean_up, stop
 from geomx_cli.agent.supervisor import Supervisor
 from geomx_cli.core import state_notes
 from geomx_cli.core.conventions import JobClock, number_before
+from geomx_cli.core.state_notes import StateNotes
 
 BEGIN = """
 import json, os, signal, subprocess, sys, time
@@ -85,6 +86,24 @@ def test_processes_that_die_or_are_stopped_while_suspended_have_no_checkpoint(ag
     agent.until("done")
     agent.assert_clean()
     assert not (agent.directory / "checkpoints").exists()
+
+
+@pytest.mark.processes
+def test_a_process_whose_state_was_removed_has_no_checkpoint_and_no_next_life(agents: Any, tmp_path: Path) -> None:
+    agent = agents(lease=60, restarts=3, server=SERVES)
+    agent.send(type="start")
+    serving(agent, 0)
+    shutil.rmtree(state_folder.found(tmp_path)[0])
+    (warning,) = [each for each in agent.until("warning") if each["type"] == "warning"]
+    assert "was removed by another program" in warning["message"] and "enable-linger" in warning["message"]
+    agent.send(type="freeze", number=5)
+    assert agent.until("frozen")[-1]["problem"] == "the state of server was removed"
+    os.kill(pid_of(agent), signal.SIGKILL)
+    failure = agent.until("failure")[-1]
+    assert "was removed by another program" in str(failure), "beside the cause"
+    agent.send(type="stop")
+    agent.until("done")
+    agent.assert_clean()
 
 
 @pytest.mark.processes
@@ -449,9 +468,7 @@ def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_pat
     assert (elsewhere / "kept").exists()
 
 
-def test_folders_in_memory_of_jobs_that_are_gone_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_in_memory_of_jobs_that_are_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those of jobs that run though their directory cannot be seen, nor what has no owner."""
     (memory := tmp_path / "memory").mkdir()
     monkeypatch.setattr(state_folder, "_MEMORY", memory)
@@ -484,7 +501,7 @@ def checkpoint(directory: Path, life: int) -> str:
     """A checkpoint of such a host, taken in this life."""
     (saved := directory / "from" / "7" / "server").mkdir(parents=True)
     (saved / "slices").write_text("saved")
-    (saved.parent / "about.json").write_text(about({"server": life}))
+    Part.describe(saved.parent, {"server": life}).write(saved.parent)
     return str(saved.parent)
 
 
@@ -542,6 +559,7 @@ def dead(
     child = Child(task, spec, JobClock())
     child.life.status = status
     child.state_dir = directory
+    StateNotes(directory).prepare()
     return child
 
 

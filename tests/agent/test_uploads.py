@@ -15,7 +15,7 @@ from cluster import until
 from s3_server import BUCKET, s3_server, silent_s3
 
 from geomx_cli.agent import processes, stored
-from geomx_cli.agent.checkpoint import about
+from geomx_cli.agent.checkpoint import Part
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.stored import Record
 from geomx_cli.agent.uploads import Uploads
@@ -57,7 +57,17 @@ class Job:
             for process in self.plan.on_host(host):
                 (folder / file_name(process.name)).mkdir(parents=True)
                 (folder / file_name(process.name) / "state").write_text(f"{process.name} {number}")
-            (folder / "about.json").write_text(about(dict.fromkeys(self.processes(host), 2)))
+            Part.describe(folder, dict.fromkeys(self.processes(host), 2)).write(folder)
+
+    def block(self, number: int) -> Path:
+        """Let the upload of a checkpoint wait for the writer of one file."""
+        folder = self.directory("A") / "checkpoints" / str(number)
+        file = folder / "A-worker-0" / "state"
+        file.write_text("")
+        Part.describe(folder, dict.fromkeys(self.processes("A"), 2)).write(folder)
+        file.unlink()
+        os.mkfifo(file)
+        return file
 
     def upload(self, number: int) -> None:
         self.keep(number)
@@ -139,7 +149,7 @@ def changed(place: Path, name: str, value: str) -> None:
     ("name", "value"),
     [
         *((name, value) for name in ("size", "life") for value in ("Infinity", "1e999", "NaN", "-1", "1.5", "null")),
-        ("life", f"1{300 * '0'}"), ("format", "2"), ("format", "true"),
+        ("life", f"1{300 * '0'}"), ("format", "3"), ("format", "true"),
         ("files", "[[1]]"), ("files", '{"a": 3}'), ("files", "[" * 50_000 + "]" * 50_000),
     ],
 )  # fmt: skip
@@ -202,9 +212,7 @@ class Requester:
 def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
     job.upload(10)
     job.keep(20)
-    last = job.directory("A") / "checkpoints" / "20" / "A-worker-0" / "state"
-    last.unlink()
-    os.mkfifo(last)  # the upload waits there
+    last = job.block(20)
     requester = Requester(job.directory("A"))
     requester.begin("upload", 20)
     until((job.place / "job-1" / "20" / "A" / "A-scheduler-0" / "state").exists, 30, lambda: "")
@@ -219,7 +227,11 @@ def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
     assert not ended["done"] and "took longer than 1.0 s" in ended["problem"]
 
     last.unlink()
-    last.write_text("again")
+    last.write_text("other")
+    requester.begin("upload", 20)
+    ended = requester.ended()
+    assert not ended["done"] and "A-worker-0/state has 5 bytes instead of 0" in ended["problem"]
+    last.write_text("")
     requester.begin("upload", 20)
     ended = requester.ended()
     assert ended["done"] and not ended["problem"]
@@ -232,9 +244,7 @@ def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
 def test_who_asks_for_another_upload_takes_the_place_of_the_first(job: Job) -> None:
     for number in (10, 20):
         job.keep(number)
-    last = job.directory("A") / "checkpoints" / "10" / "A-worker-0" / "state"
-    last.unlink()
-    os.mkfifo(last)  # the upload waits there
+    job.block(10)
     requester = Requester(job.directory("A"))
     requester.begin("upload", 10)
     assert requester.uploads.number == 10

@@ -18,7 +18,7 @@ from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.commands.status import status
 from geomx_cli.core import events
 from geomx_cli.core.agent_protocol import Warned, parse
-from geomx_cli.core.errors import CheckFailed, TrainingFailed
+from geomx_cli.core.errors import CheckFailed, InvalidSettings, TrainingFailed
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.options import defaults
@@ -320,6 +320,24 @@ def test_files_with_secrets_are_private_and_links_stay(known: KnownJob) -> None:
     assert known.plan.job not in [job.id for job in all_jobs()]
     known.directory.with_name("away").rename(known.directory)
     assert known.plan.job in [job.id for job in all_jobs()]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"job_dirs": 7}, {"job_dirs": {}}, {"job": 7}, {"here": 3}, {"options": []}, {"processes": []}, {"links": [3]},
+        {"processes": [{"name": "A/worker:0"}]}, {"script": None}, {"topology": "star"},
+    ],
+)  # fmt: skip
+def test_damaged_plan_is_named_with_what_to_do(known: KnownJob, change: dict[str, Any]) -> None:
+    path = known.directory / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    with pytest.raises(InvalidSettings, match=r"plan\.json is damaged") as error:
+        assert KnownJob(known.id, known.directory, 0.0).plan
+    assert "restore the file" in error.value.hint
+    path.write_text("[" * 100_000)
+    with pytest.raises(InvalidSettings, match=r"plan\.json cannot be read"):
+        assert KnownJob(known.id, known.directory, 0.0).plan
 
 
 def test_only_a_new_want_of_memory_counts(tmp_path: Path) -> None:

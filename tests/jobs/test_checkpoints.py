@@ -1,6 +1,7 @@
 """A job that was stopped goes on from its checkpoint, in another job, and ends with the bits of one that was not."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 from desk import Desk
 from forked_launch import ForkedLaunch
 from idx import write_data
+
+from geomx_cli.agent import agent_lock, processes
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +67,12 @@ def test_what_does_not_fit_is_refused(desk: Desk, tmp_path: Path) -> None:
 
     status, errors = refused("--job-dir", str(tmp_path / "next"))
     assert status == 3 and "has no whole checkpoint" in errors
+    lock = agent_lock.lock(tmp_path / "done" / "hosts" / "A")  # as of an agent that goes on while launch was killed
+    assert lock is not None
+    agent_lock.name_holders(lock, [processes.identify(os.getpid())])
+    status, errors = refused("--job-dir", str(tmp_path / "next"))
+    os.close(lock)
+    assert status == 3 and "still runs on host A" in errors and "geomx attach" in errors
     status, errors = refused("--algo", "diloco")
     assert status == 2 and "--algo with --resume" in errors
     status, errors = refused("--", "python", "other.py")

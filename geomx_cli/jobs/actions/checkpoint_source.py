@@ -23,6 +23,7 @@ _FETCHING, _FINDING = 3600.0, 60.0  # seconds
 class _Found(msgspec.Struct):
     """The output of agent/checkpoint.py."""
 
+    running: bool
     folder: str
     whole: dict[str, list[str]]
     others: list[str]
@@ -39,7 +40,8 @@ class _Fetched(msgspec.Struct):
 def newest_checkpoint(job: KnownJob, note: Callable[[str], object]) -> tuple[int, dict[str, str]]:
     """Return the number of the newest checkpoint that is whole on all hosts of a job, and its folders by host.
 
-    note: gets a sentence about what is skipped. Raises InvalidSettings if there is none, and the hosts' errors.
+    note: gets a sentence about what is skipped. Raises InvalidSettings if there is none, or the job still runs, and
+    the hosts' errors.
     """
     hosts = job.open_hosts()
 
@@ -52,6 +54,9 @@ def newest_checkpoint(job: KnownJob, note: Callable[[str], object]) -> tuple[int
     finally:
         for connector in hosts.values():
             connector.close()
+    if running := [name for name, each in found.items() if each.running]:
+        what = f"job {job.id} still runs on host {some_of(running, 4)}"
+        raise InvalidSettings(what, f"geomx attach {job.id} follows it, and geomx stop {job.id} ends it")
     for name, each in found.items():
         if each.others:
             note(f"host {name}: {each.folder}: skipped what is no whole checkpoint: {some_of(each.others, 4)}")

@@ -110,7 +110,7 @@ class Watch:
         self._group_restarts = GroupRestarts(plan)
         self._last_turn = self._awake_since = time.monotonic()
         every = float(plan.spec.options["checkpoint_every"]) if plan.spec.options["restarts"] else 0.0
-        place = str(plan.spec.options.get("checkpoint_to", ""))  # absent in jobs of an earlier version
+        place = str(plan.spec.options["checkpoint_to"])
 
         def tell(problem: str) -> None:
             view.warn(f"warning: {problem}")

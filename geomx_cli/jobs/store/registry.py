@@ -14,16 +14,14 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.files import require_private
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.option import did_you_mean
+from geomx_cli.core.typed import to_type
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.jobs.store.job_state import JobState
-from geomx_cli.plan import JobSpec, Plan, Process
-from geomx_cli.plan.endpoints import Endpoint
+from geomx_cli.plan import Plan
 
 __all__ = ["KnownJob", "UnknownJob", "all_jobs", "find", "in_preparation"]
-
-_DAMAGED = "without this file the job cannot be reached"
 
 
 class UnknownJob(InvalidSettings):
@@ -54,8 +52,9 @@ class KnownJob:
         fields = self._read("plan.json")
         try:
             return _plan(fields, self.directory)
-        except (KeyError, TypeError) as error:
-            raise InvalidSettings(f"{self.directory}/plan.json is damaged: {error!r}", _DAMAGED) from None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise InvalidSettings(f"{self.directory}/plan.json is damaged: {what}", self._hint) from None
 
     @cached_property
     def inventory(self) -> Inventory:
@@ -108,6 +107,10 @@ class KnownJob:
             "result": dict(result) or None,
         }
 
+    @property
+    def _hint(self) -> str:
+        return f"restore the file, or end the job's processes on its hosts (pkill -f {self.id}) and remove the folder"
+
     def _read(self, name: str) -> Any:
         require_private(self.directory)
         try:
@@ -115,8 +118,8 @@ class KnownJob:
         except FileNotFoundError:
             hint = "it ended before starting any process; see geomx jobs"
             raise InvalidSettings(f"job {self.id} has no {name}", hint) from None
-        except (OSError, ValueError) as error:
-            raise InvalidSettings(f"{self.directory / name} cannot be read: {error}", _DAMAGED) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise InvalidSettings(f"{self.directory / name} cannot be read: {error}", self._hint) from None
 
 
 def all_jobs() -> list[KnownJob]:
@@ -170,30 +173,14 @@ def _names(jobs: list[KnownJob]) -> str:
     return ", ".join(job.id for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")
 
 
-def _plan(fields: Mapping[str, Any], directory: Path) -> Plan:
-    """Inverse of Plan.to_json, which omits what is needed only to start a job (base environment, ...). `directory`:
-    where the job is found now.
+def _plan(fields: Any, directory: Path) -> Plan:
+    """Inverse of Plan.to_json, which omits what is needed only to start a job (base environment, ...). Raises KeyError,
+    TypeError and ValueError for damaged fields. `directory`: where the job is found now.
     """
-    processes = []
-    for process in fields["processes"]:
-        endpoints = tuple(Endpoint(**endpoint) for endpoint in process["endpoints"])
-        processes.append(Process(**{**process, "argv": tuple(process["argv"]), "endpoints": endpoints}))
-    names = ("job", "options", "socket_dir")
-    return Plan(
-        job=fields["job"],
-        spec=JobSpec(
-            **{name: fields[name] for name in names},
-            job_dir=str(directory),
-            script=tuple(fields["script"]),
-            script_digest=fields["script_digest"],
-            script_warning=fields.get("script_warning", ""),  # absent in jobs of an earlier version
-        ),
-        topology=fields["topology"],
-        processes=tuple(processes),
-        links=tuple((link["dialler"], link["listener"]) for link in fields["links"]),
-        job_dirs=fields["job_dirs"],
-        socket_dirs=fields["socket_dirs"],
-        here=tuple(fields["here"]),
-        sharing=tuple(fields.get("sharing", fields["here"])),  # absent in jobs of an earlier version
-        topology_reason=fields.get("topology_reason", ""),
-    )
+    names = ("job", "options", "socket_dir", "script", "script_digest", "script_warning")
+    spec = {**{name: fields[name] for name in names}, "job_dir": str(directory)}
+    links = [(link["dialler"], link["listener"]) for link in fields["links"]]
+    found = to_type({**fields, "spec": spec, "links": links}, Plan)
+    if not found.processes or not set(found.hosts) <= set(found.job_dirs):
+        raise ValueError("it lacks processes, or their hosts' folders")
+    return found

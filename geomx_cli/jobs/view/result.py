@@ -56,7 +56,6 @@ class Outcome:
             return "stopped"
         return "interrupted" if self.interrupted else "failed" if self.failure is not None else "done"
 
-
     @property
     def resumable(self) -> bool:
         """Whether the job was stopped, nothing of it is left, and its workers have saved; or a batch system has stopped
@@ -70,6 +69,7 @@ _BY_SYSTEM = ("SIGTERM", "SIGUSR1")
 
 
 # The end of a job for launch, attach and status: its result, and the error to raise.
+
 
 @dataclass(frozen=True)
 class Conclusion:
@@ -166,7 +166,7 @@ def in_words(result: Mapping[str, Any]) -> str:
     known = result["training_s"] > 0  # scripts need not report it
     lines = [
         ("status", result["status"]),
-        ("WARNING", "; ".join(result.get("warnings", ()))),  # absent in results of an earlier version
+        ("WARNING", "; ".join(result["warnings"])),
         ("test accuracy", "" if accuracy is None else f"{accuracy:.4f}"),
         ("validation loss", "" if result.get("validation_loss") is None else f"{result['validation_loss']:.4f}"),
         ("rounds", str(result["rounds"] or "")),
