@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cluster import until
 
-from geomx_cli.agent import processes
+from geomx_cli.agent import checkpoint, processes
 from geomx_cli.agent.checkpoint import Checkpoint, main, whole
 from geomx_cli.agent.checkpoints import BUSY, Checkpoints
 from geomx_cli.agent.child import Child
@@ -303,18 +303,26 @@ def test_processes_go_on_while_the_disk_hangs(
     assert requester.freeze(4) == requester.keep(4) == ""
 
 
-def test_a_copy_that_is_being_written_when_the_job_is_done_leaves_nothing(
+def test_a_copy_that_begins_when_the_job_is_done_leaves_nothing(
     children: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for_all(children)
     requester = Requester(tmp_path / "hosts" / "A", children)
     assert requester.freeze(1) == requester.keep(1) == ""
-    disk = SlowDisk(monkeypatch)
+    may_begin, folder = threading.Event(), checkpoint.folder_of(requester.directory)
+
+    def waits(directory: Path) -> Path:
+        if threading.current_thread().name == "checkpoint":
+            assert may_begin.wait(60)
+        return directory / folder.name
+
+    monkeypatch.setattr(checkpoint, "folder_of", waits)
     assert requester.freeze(2) == ""
     requester.order("keep", 2)
-    assert disk.begun.wait(60)
-    threading.Timer(0.3, disk.go_on).start()
+    threading.Timer(0.3, may_begin.set).start()
     requester.checkpoints.remove()
+    while any(thread.name == "checkpoint" for thread in threading.enumerate()):
+        time.sleep(0.01)
     assert not list(requester.directory.iterdir())
 
 
