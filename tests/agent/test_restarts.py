@@ -468,6 +468,7 @@ def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_pat
     assert (elsewhere / "kept").exists()
 
 
+@pytest.mark.processes
 def test_folders_in_memory_of_jobs_that_are_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those of jobs that run though their directory cannot be seen, nor what has no owner."""
     (memory := tmp_path / "memory").mkdir()

@@ -10,6 +10,7 @@ from geomx_cli.hosts.slurm import _PUT, in_step, own_errors, slurm
 from geomx_cli.inventory import values
 
 
+@pytest.mark.processes
 def test_the_allocation_around_a_launch_gives_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"SLURM_NTASKS": "7", "SRUN_CPUS_PER_TASK": "3", "SLURM_CONF": "/conf", "SLURMD_NODENAME": "n1"}
     for name, text in given.items():
@@ -19,6 +20,7 @@ def test_the_allocation_around_a_launch_gives_no_options(monkeypatch: pytest.Mon
     assert not [line for line in seen if line.startswith(("SLURM_NTASKS", "SRUN_"))]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("size", "status"), [(5, 0), (6, 1)])
 def test_a_file_that_a_lost_connection_has_cut_is_not_installed(tmp_path: Path, size: int, status: int) -> None:
     path = tmp_path / "new" / "file"
@@ -28,6 +30,7 @@ def test_a_file_that_a_lost_connection_has_cut_is_not_installed(tmp_path: Path, 
     assert status or (path.read_bytes() == b"12345" and path.stat().st_mode & 0o777 == 0o640)
 
 
+@pytest.mark.processes
 def test_a_container_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/alice")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

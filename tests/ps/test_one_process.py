@@ -167,9 +167,12 @@ def test_a_job(directory: Path, flat: bool, servers: int, master: bool, delivery
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"delivery": "tsengine", "tsengine": "both"}, {"delivery": "dgt", "dgt": 2}],
+    [
+        pytest.param({}, marks=pytest.mark.thorough), {"delivery": "tsengine", "tsengine": "both"},
+        pytest.param({"delivery": "dgt", "dgt": 2}, marks=pytest.mark.thorough),
+    ],
     ids=["direct", "tsengine", "dgt"],
-)
+)  # fmt: skip
 def test_cut_connections_change_no_result(
     directory: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:

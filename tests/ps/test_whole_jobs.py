@@ -10,16 +10,17 @@ def same(one: Results, other: Results) -> bool:
     return one.keys() == other.keys() and all(array.tobytes() == other[of].tobytes() for of, array in one.items())
 
 
+QUICK: list[dict[str, Any]] = [{}, {"compress": "topk:0.05", "compress_lan": "int8"}, {"delivery": "dgt", "dgt": 3}]
+OTHERS: list[dict[str, Any]] = [
+    {"flat": True}, {"roots": 2}, {"optimizer": False}, {"compress": "fp16"}, {"compress": "bsc:0.05"},
+    {"compress": "topk:0.05,pull=union"}, {"compress": "int8", "optimizer": False}, {"flat": True, "compress": "int8"},
+    {"algo": "hfa", "k2": 2, "optimizer": False}, {"delivery": "tsengine"},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"flat": True}, {"roots": 2}, {"optimizer": False}, {"compress": "fp16"}, {"compress": "bsc:0.05"},
-        {"compress": "topk:0.05,pull=union"}, {"compress": "int8", "optimizer": False},
-        {"compress": "topk:0.05", "compress_lan": "int8"}, {"flat": True, "compress": "int8"},
-        {"algo": "hfa", "k2": 2, "optimizer": False}, {"delivery": "dgt", "dgt": 3}, {"delivery": "tsengine"},
-    ],
-    ids=str,
-)  # fmt: skip
+    "options", [*QUICK, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)], ids=str
+)
 def test_rounds_that_are_begun_at_once_have_the_results_of_rounds_one_by_one(options: dict[str, Any]) -> None:
     waiting, ahead = WholeJob(**options).run(), WholeJob(ahead=6, **options).run()
     assert len(waiting) == len(ahead) == (2 if options.get("flat") else 4)
