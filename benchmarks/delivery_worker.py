@@ -71,7 +71,7 @@ class Run:
     def steps(self) -> int:
         return len(self.passes) * (self.warm_up + self.iterations)
 
-    def measure(self, layers: Layers, step: Callable[[], None], settle: Callable[[], None]) -> None:
+    def measure(self, layers: Layers, step: Callable[[], None], wait: Callable[[], None]) -> None:
         """The end of a step is that of its backward pass: what is left of its exchange is part of the next step."""
         for forward, backward in self.passes:
             layers.set(forward, backward)
@@ -81,7 +81,7 @@ class Run:
             for _ in range(self.iterations):
                 step()
             print(json.dumps({"start": start, "end": time.monotonic()}), flush=True)
-            settle()
+            wait()
 
 
 def with_torch(layers: Layers, run: Run) -> None:

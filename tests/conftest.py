@@ -43,6 +43,7 @@ collect_ignore = [
 
 STARTERS = {"browser", "cluster", "machines", "sites", "desk", "workers"}
 """Fixtures whose tests start processes."""
+_running: list[pytest.Item] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +72,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {item for item in items if any(map(item.get_closest_marker, ("processes", "thorough")))}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-        sys.addaudithook(_refuse_processes)
+    sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Refuse processes of tests that are not marked, in each run: `make check` would start them too."""
+    _running.append(item)
+    try:
+        return (yield)
+    finally:
+        _running.pop()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -91,8 +102,10 @@ def pytest_sessionfinish() -> None:
 
 
 def _refuse_processes(event: str, given: tuple[object, ...]) -> None:
+    if event not in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"):
+        return
     by_library = given[:1] in (("lscpu",), ("fc-list",))  # numpy, and matplotlib's first import on a machine
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system") and not by_library:
+    if not by_library and any(item.get_closest_marker("processes") is None for item in _running):
         raise RuntimeError("a test that starts processes has to be marked: pytest.mark.processes")
 
 

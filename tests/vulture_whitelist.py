@@ -122,6 +122,7 @@ collect_ignore
 pytest_addoption
 pytest_collection_modifyitems
 pytest_configure
+pytest_runtest_protocol
 pytest_sessionfinish
 pytest_sessionstart
 pytestmark

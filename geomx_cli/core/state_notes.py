@@ -3,11 +3,11 @@
 A note is a file. So it outlives its writer, and one process can read it while another writes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["StateNotes", "are_continued", "forbid", "permit"]
+__all__ = ["StateNotes", "are_continued", "end_recovery", "forbid", "lack_of_room", "permit"]
 
 _ENDED = "ended"
 _CONTRIBUTED = "contributed"
@@ -121,6 +121,25 @@ class StateNotes:
     def is_over(self) -> bool:
         """Whether `note_over` was called."""
         return (self._folder / _OVER).exists()
+
+
+# A process cannot save its state any more, and the job continues.
+
+
+def end_recovery(folder: Path, files: Sequence[str], why: str, role: str, warn: Callable[[str], object]) -> None:
+    """Drop the saved state, because it no longer matches what other processes know, and warn. Close its files before.
+
+    folder: of the process's state. files: names of the files with the state. role: of the process, for the warning.
+    """
+    StateNotes(folder).end(files)
+    warn(lack_of_room(folder, why, f"this {role} is killed", "--restarts 0"))
+
+
+def lack_of_room(folder: Path, why: str, event: str, option: str) -> str:
+    """The warning that the job ends if this event happens. option: turns off what needs the room."""
+    return (
+        f"{folder} has no more room ({why}): if {event} from now on, the job ends. Make room there, or use {option}"
+    )
 
 
 # In the folder of a host, which has those of its processes.

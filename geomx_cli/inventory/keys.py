@@ -287,8 +287,8 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "sbatch", "batch", values.sbatch, '["--qos=high", "--exclusive"]', "none",
-        "Further arguments of sbatch, which override those of geomx. --array, --job-name, --nodes, --output, --wait and"
-        " --wrap are refused.",
+        "Further arguments of sbatch. They override the arguments that geomx gives. geomx refuses --array, --job-name,"
+        " --nodes, --output, --wait and --wrap.",
     ),
     Key(
         "container", "batch", values.absolute, '"/images/geomx.sif"', "none",

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.state_notes import StateNotes
+from geomx_cli.core.state_notes import StateNotes, lack_of_room
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import Header, decode_header, encode_header
-from geomx_cli.ps.recovery_end import lack_of_room
 from geomx_cli.ps.state_file import StateFile
 
 __all__ = ["Message", "SentContributions"]

@@ -21,12 +21,12 @@ from typing import Protocol
 import msgspec
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.state_notes import end_recovery
 from geomx_cli.ps import slice_records
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.slices import SliceState
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.members import Member, ServerMembers
-from geomx_cli.ps.recovery_end import end_recovery
 from geomx_cli.ps.state_file import Journal, StateFile
 
 __all__ = ["ServerState"]

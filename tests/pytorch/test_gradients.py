@@ -102,6 +102,7 @@ def test_who_spoils_the_weights_is_said_where_parties_add_gradients(
     assert counts == [int(rank in workers_warned) for rank in range(4)], workers.cluster.outputs()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ahead", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["alone", "ahead"])
 def test_epochs_of_a_sampler(ahead: dict[str, Any]) -> None:
     """Evaluation, or a look at a batch before or within an epoch, is none; nor is an epoch without a step."""

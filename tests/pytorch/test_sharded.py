@@ -22,7 +22,7 @@ from workers import SCRIPTS, rehearsed, saved
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.runtime.frontends.torch.model_state import check_layout
 from geomx_cli.runtime.frontends.torch.party_group import PartyGroup
-from geomx_cli.runtime.frontends.torch.reduction import check_same_round
+from geomx_cli.runtime.frontends.torch.shard_reduction import check_same_round
 
 SHARDS = ("--shards", "2")
 

@@ -108,6 +108,7 @@ def passes(loader: Any, count: int, start: int = 0, found: "tuple[State, State] 
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_pass_goes_on_at_its_place(kind: str) -> None:
     def begin() -> Any:

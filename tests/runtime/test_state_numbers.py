@@ -21,7 +21,7 @@ class Numbers(TrainingState):
     def _check(self) -> None:
         assert not self._objects
 
-    def _settle(self) -> None: ...
+    def _complete(self) -> None: ...
 
     def _place_in(self, loader: Any) -> Place:
         raise NotImplementedError

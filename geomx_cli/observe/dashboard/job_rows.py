@@ -34,8 +34,8 @@ def labels(jobs: Mapping[str, KnownJob]) -> dict[str, str]:
 def _settings(job: KnownJob) -> dict[str, str]:
     spec = job.plan.spec
     algorithm = str(spec.options.get("algo", ""))
-    settled = spec.options if spec.script else with_usual_rate(spec.options)
-    options = {name: text_of(value) for name, value in settled.items() if plugins.affects(name, algorithm)}
+    completed = spec.options if spec.script else with_usual_rate(spec.options)
+    options = {name: text_of(value) for name, value in completed.items() if plugins.affects(name, algorithm)}
     return {**options, "script": " ".join(spec.script)}
 
 

@@ -25,6 +25,7 @@ from geomx_cli.core.conventions import party_of
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import RosterComplete, StateChanged
+from geomx_cli.core.state_notes import end_recovery
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.bodies import Body, blame_in
 from geomx_cli.ps.cluster.members import Member, Members
@@ -34,7 +35,6 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Timer
 from geomx_cli.ps.net.wire import BadMessage, Header
-from geomx_cli.ps.recovery_end import end_recovery
 
 if TYPE_CHECKING:
     from geomx_cli.ps.state_file import StateFile

@@ -213,16 +213,16 @@ class Reporter:
             since = time.monotonic()
             shown: set[tuple[str | bool, ...]] | None = None  # before INTERVAL has passed, `newest` is enough
             for index, entry in enumerate(entries):
-                settled, now = self._settled(entry), time.monotonic()
+                ready, now = self._ready(entry), time.monotonic()
                 if now - since >= INTERVAL:  # values become ready as slowly as the script trains
                     since, shown = now, set()
                 is_shown = shown is not None and len(shown) < LIVE and _kind(entry) not in shown
                 if shown is not None and is_shown:
                     shown.add(_kind(entry))
-                if settled is not None:
-                    self._write(self._events, settled, epoch, live=is_shown or index in newest)
+                if ready is not None:
+                    self._write(self._events, ready, epoch, live=is_shown or index in newest)
 
-    def _settled(self, entry: _Entry) -> _Entry | None:
+    def _ready(self, entry: _Entry) -> _Entry | None:
         """Return the entry with numbers for a framework's scalars, once they are computed; None if the job has failed.
 
         Scripts may run far ahead of the device, so the time of such an entry is when it was ready: now if this waited

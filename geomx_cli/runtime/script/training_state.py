@@ -132,7 +132,7 @@ class TrainingState(ABC):
 
     def save(self) -> None:
         """Save now. Loops that do not use `batches` call it between two steps, at least once in each round."""
-        self._settle()
+        self._complete()
         if not self._recovery.may_save:
             return
         client = Saved({}, {})  # of a worker for which another one exchanges
@@ -234,7 +234,7 @@ class TrainingState(ABC):
         """Raise InvalidSettings for objects that cannot be saved, and if one is missing that is trained."""
 
     @abstractmethod
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         """Wait for what is late."""
 
     @abstractmethod

@@ -23,8 +23,7 @@ import msgspec
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.state_notes import StateNotes
-from geomx_cli.ps.recovery_end import lack_of_room
+from geomx_cli.core.state_notes import StateNotes, lack_of_room
 from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.state_file import Saved, StateFile
 from geomx_cli.runtime.training.group_saves import GroupSaves, SavingGroup

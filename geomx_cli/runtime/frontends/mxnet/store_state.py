@@ -67,14 +67,14 @@ class StoreState:
             what = "row_sparse_pull in a script that calls geomx.state: a killed worker could not get these rows again"
             raise InvalidSettings(what, "pull whole arrays, or leave geomx.state out")
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Wait for all operations that the script has begun. Raises their failure."""
         self._engine.wait_for_operations()
         if self._engine.error is not None:
             raise self._engine.error
 
     def state(self) -> State:
-        """Return the values and arrays to save. Call it after `settle`. The next save is due when a key has a round."""
+        """Return the values and arrays to save. Call `complete` before. The next save is due when a key has a round."""
         state = State()
         state.add("exchanges", self._exchanges.state())
         state.add("optimizer", self._optimizer.state())

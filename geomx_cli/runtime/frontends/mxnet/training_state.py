@@ -55,8 +55,8 @@ class MxnetState(TrainingState):
     def _is_exchanging(self) -> bool:
         return False
 
-    def _settle(self) -> None:
-        self._store.settle()
+    def _complete(self) -> None:
+        self._store.complete()
 
     def _check(self) -> None:
         self._kept.update({name: kept(name, each) for name, each in self._objects.items()})

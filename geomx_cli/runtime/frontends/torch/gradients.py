@@ -82,14 +82,14 @@ class GradientSynchroniser(Synchroniser):
     def finishing(self) -> Iterator["Future[None] | None"]:
         """See Synchroniser. Abstain from the others' rounds."""
         self.leave()
-        yield from self._gradients.settling()
+        yield from self._gradients.completing()
         if self.entered is not None:  # it has failed, and the script went on; the others wait for the rest of its round
             self.fail()
             self.contribute_rest()
             if self._vote is not None:
                 yield self._vote.pending
             self.receive(self._reduction.weight)
-            yield from self._gradients.settling()
+            yield from self._gradients.completing()
         if self._vote is None:
             return
         while not self.ended:

@@ -43,7 +43,9 @@ def load_torch() -> Any:
 def new_store(session: "Session") -> "Store":
     """Join the job. Raises InvalidSettings without PyTorch, and GeomxError if the job has failed."""
     load_torch()
-    from geomx_cli.runtime.frontends.torch.reduction import PartyReduction, Reduction, ShardReduction
+    from geomx_cli.runtime.frontends.torch.party_reduction import PartyReduction
+    from geomx_cli.runtime.frontends.torch.reduction import Reduction
+    from geomx_cli.runtime.frontends.torch.shard_reduction import ShardReduction
     from geomx_cli.runtime.frontends.torch.store import Store
 
     session.attach()

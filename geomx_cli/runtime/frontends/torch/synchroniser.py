@@ -55,7 +55,7 @@ class Carrier:
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer is about to take a step."""
 
-    def settling(self) -> Iterator["Future[None]"]:
+    def completing(self) -> Iterator["Future[None]"]:
         """Wait for late tensors. Yields the futures for which it waits."""
         yield from ()
 
@@ -198,9 +198,9 @@ class Synchroniser(ABC):
         """Whether the exchange of a round is pending, and this worker does not wait for it."""
         return False
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Wait for late tensors."""
-        for _ in self._carrier.settling() if self._carrier is not None else ():
+        for _ in self._carrier.completing() if self._carrier is not None else ():
             pass
 
     def state(self) -> State:

@@ -241,7 +241,7 @@ class TensorExchanges(Carrier):
         self._late: dict[str, _Slot] = {}  # by key, slots whose exchange may end after their backward pass
         self._scripted = scripted(state.model) if self._p3 else set()
         self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
-        self._settling = threading.RLock()
+        self._completing = threading.RLock()
 
     def follow(self, optimizer: Any) -> None:
         """Register the hooks that wait for late tensors."""
@@ -250,13 +250,13 @@ class TensorExchanges(Carrier):
                 slot.parameter.register_hook(self._before_accumulation)
             optimizer.register_step_post_hook(self._show_late)
             for register in (optimizer.register_state_dict_pre_hook, optimizer.register_load_state_dict_pre_hook):
-                register(lambda *_: self._settle_all())
+                register(lambda *_: self._complete_all())
 
     def _before_accumulation(self, gradient: Any) -> None:
         """Autograd hook, called before the parameter's gradient is accumulated. The gradient's memory may still be
         being sent.
         """
-        self._settle_all()
+        self._complete_all()
 
     def begin_round(self, round_: int) -> None:
         """See Carrier."""
@@ -311,10 +311,10 @@ class TensorExchanges(Carrier):
             sent = slot.gradient
             if sent is not None and self.checks:
                 sent.check(slot.key, slot.parameter.grad)
-            if self._p3 and sent is not None and become_late(sent.tensor, partial(self._settle, slot)):
+            if self._p3 and sent is not None and become_late(sent.tensor, partial(self._complete, slot)):
                 self._late[slot.key] = slot
             else:
-                self._settle(slot)
+                self._complete(slot)
         self._buffers.write_means()
 
     def _abstain(self, slot: _Slot) -> None:
@@ -323,11 +323,11 @@ class TensorExchanges(Carrier):
         slot.exchange = self._client.exchange(slot.key, None, None, priority=1 if self._p3 else slot.priority)
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def _settle(self, slot: _Slot) -> None:
+    def _complete(self, slot: _Slot) -> None:
         """Wait for the sum of all workers' gradients, and turn this worker's gradient into the mean. Take the step that
         needs it.
         """
-        with self._settling:
+        with self._completing:
             if (exchange := slot.exchange) is None:
                 return
             exchange.done.result()
@@ -351,17 +351,17 @@ class TensorExchanges(Carrier):
                 no_longer_late(parameter)
                 step(parameter, gradient)
 
-    def _settle_all(self) -> None:
+    def _complete_all(self) -> None:
         """Wait for all late tensors."""
         for slot in list(self._late.values()):
-            self._settle(slot)
+            self._complete(slot)
 
-    def settling(self) -> Iterator["Future[None]"]:
+    def completing(self) -> Iterator["Future[None]"]:
         """See Carrier."""
         for slot in list(self._late.values()):
             if slot.exchange is not None:
                 yield slot.exchange.done
-            self._settle(slot)
+            self._complete(slot)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """See Carrier. Hide the gradients that are late. Their parameters then become late too."""
@@ -372,8 +372,8 @@ class TensorExchanges(Carrier):
             is_stepped = slot.step is not None or parameter.grad is not gradient
             is_over = exchange is None or exchange.done.done()
             must_wait = step is None or is_stepped or is_over or id(parameter) in self._scripted
-            if must_wait or not become_late(parameter, partial(self._settle, slot)):
-                self._settle(slot)
+            if must_wait or not become_late(parameter, partial(self._complete, slot)):
+                self._complete(slot)
             else:
                 slot.step, parameter.grad = step, None
                 self._hidden.append((parameter, gradient))

@@ -38,9 +38,9 @@ class TorchState(TrainingState):
     def _is_exchanging(self) -> bool:
         return any(item.exchanging for item in self._store.wrapped)
 
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         for item in self._store.wrapped:
-            item.settle()
+            item.complete()
 
     def _check(self) -> None:
         if not self._store.wraps:
