@@ -104,6 +104,15 @@ class Child:
         """Whether another program has removed the state that the process saves."""
         return self.state_dir is not None and StateNotes(self.state_dir).is_lost
 
+    @property
+    def ended_by_request(self) -> str:
+        """The signal that has ended the process before it could handle it: while it imported modules, or waited for
+        others to join. It asks the job to stop, as it does later. "" for none.
+        """
+        number = -(self.life.status or 0)
+        handled = self.asked or self.life.events.joined
+        return signal.Signals(number).name if number in (signal.SIGTERM, signal.SIGUSR1) and not handled else ""
+
     def begin_after(self, incarnation: int) -> None:
         """Begin after this life, of another job. If all processes of this job begin again, the numbers that were used
         before are not used again.

@@ -344,6 +344,9 @@ class Supervisor:
         memory = self._memory.ran_out()
         if self._policy.excuses(child):
             child.life.status = 0
+        if (name := child.ended_by_request) and self._lifecycle.stage is Stage.RUNNING:
+            child.asked = True
+            self._stopping.ask_by_signal(f"{name} to {child.name}")
         group = self._groups.of(child)
         if group is not None and group.is_pending:
             self._restarts.go_on(group)

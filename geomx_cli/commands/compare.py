@@ -32,8 +32,8 @@ COMPARE_VERSION = 1
 @click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a CSV file.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], csv: Path | None, json: bool) -> None:
-    """Compare jobs: time and bytes to an accuracy, final accuracy or validation loss, samples per second, and fraction
-    of time computing.
+    """Compare jobs: time and bytes to an accuracy, final accuracy or validation loss, samples per second, fraction of
+    time computing, and goodput: the share of the time that became training which stayed.
 
     A JOB is a name in the list of geomx jobs, the beginning of such a name, or a job directory. geomx reads the job's
     event logs from its hosts, even while the job runs. A JOB can also be a folder with records of collected jobs: BASE,
@@ -75,7 +75,7 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
 
 def _job(run: "RunRecords", summary: "Summary") -> dict[str, Any]:
     found = summary.to_json(run)
-    kept = ("network", "mode", "outcome", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy",
-            "validation_loss")  # fmt: skip
+    kept = ("network", "mode", "outcome", "rounds", "samples", "seconds", "samples_per_s", "busy", "goodput", "bytes",
+            "accuracy", "validation_loss")  # fmt: skip
     problems = {"reached": found["target"]["reached"], "problems": run.problems, "warnings": run.warnings}
     return {"job": run.name, **{key: found[key] for key in kept}, **problems}

@@ -79,6 +79,7 @@ def _rows(summary: "Summary", unit: str) -> dict[str, str]:
         "samples/s": _known(summary.samples_per_s, "{:.0f}"),
         "traffic": _known(summary.traffic, f"{{:.3g}} {unit}"),
         "computing": _known(None if summary.busy is None else 100 * summary.busy, "{:.1f} % of the time"),
+        "goodput": _known(None if summary.goodput is None else 100 * summary.goodput, "{:.1f} % of the time"),
         "workers sent / received": "-" if summary.bytes is None else " / ".join(map(format_bytes, summary.bytes)),
         "between parties": "-" if summary.wan_bytes is None else format_bytes(summary.wan_bytes),
     }

@@ -50,6 +50,7 @@ print("life", life, flush=True)
 TELLS = "say(event='telemetry', time=time.time(), number=(life << 36) + 1, state='serving', bytes={'wan': [10, 1]});"
 SERVES = BEGIN + "open(f'{state}/lives', 'a').write(f'{life} ')\n" + TELLS + "signal.pause()"
 DIES = BEGIN + "die()"
+WAITS = "import signal; signal.pause()"
 
 
 def pid_of(agent: Agent, name: str = "server") -> int:
@@ -287,7 +288,7 @@ def test_death_after_the_last_restart_ends_the_job(agents: Any) -> None:
     [
         ("server", BEGIN + "raise ValueError('there is no data')", 3),
         ("server", BEGIN + "say(event='failed', time=time.time(), message='no data'); die()", 3),
-        ("server", BEGIN + "os.kill(os.getpid(), signal.SIGTERM); signal.pause()", 3),
+        ("server", BEGIN + TELLS + "os.kill(os.getpid(), signal.SIGTERM); signal.pause()", 3),
         ("worker", DIES, 3),
         ("server", DIES, 0),
     ],
@@ -299,6 +300,18 @@ def test_others_end_the_job(name: str, program: str, restarts: int, agents: Any)
     said = agent.until("done")
     assert [message["failure"]["process"] for message in said if message["type"] == "failure"] == [name]
     assert not [message for message in said if message["type"] == "restarted"]
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_before_a_process_can_handle_it_asks_the_job_to_stop(name: str, agents: Any) -> None:
+    agent = agents(lease=60, restarts=3, server=BEGIN + f"os.kill(os.getpid(), signal.{name})", other=WAITS)
+    agent.send(type="start")
+    said = agent.until("done")
+    assert [message["who"] for message in said if message["type"] == "stopping"] == [f"{name} to server"]
+    assert said[-1]["asked"] == f"{name} to server"
+    assert not [message for message in said if message["type"] in ("failure", "restarted")]
     agent.assert_clean()
 
 

@@ -144,6 +144,31 @@ def test_bytes_of_a_restarted_server_are_added(events: Path) -> None:
     assert metadata.bytes_by(7) == 14_000 and metadata.bytes_by(100) == metadata.total == 14_500
 
 
+def test_goodput_is_the_share_of_the_time_that_became_rounds_which_stayed(tmp_path: Path) -> None:
+    folder, name = tmp_path / "raw" / "events", "A/worker:0"
+    write(
+        folder, name, {"time": BEGAN, "event": "state", "state": "waiting"},
+        {"time": BEGAN + 2, "event": "state", "state": "training"},
+        *(round_(number, 2.0 + 2 * number) for number in (1, 2, 3)),
+        {"time": BEGAN + 12, "number": number_before(1), "event": "restarted", "incarnation": 1},
+        {"time": BEGAN + 13, "number": number_before(1) + 1, "event": "state", "state": "training"},
+        {**round_(3, 16.0), "number": number_before(1) + 2}, {**round_(4, 18.0), "number": number_before(1) + 3},
+        {"time": BEGAN + 20, "number": number_before(1) + 4, "event": "finished", "rounds": 4, "samples": 512,
+         "seconds": 18.0},
+    )  # fmt: skip
+    other = "B/worker:1"  # a script's, which reports each step twice
+    write(
+        folder, other, {"time": BEGAN, "event": "state", "state": "training"},
+        *({"time": BEGAN + when, "event": "reported", "step": step, "total_time": when, "samples": 64 * step}
+          for when, step in ((2.0, 1), (3.0, 1), (4.0, 2), (5.0, 2))),
+        {"time": BEGAN + 10, "event": "telemetry"},
+    )  # fmt: skip
+    job = JobRecords.read(planned(), folder)
+    assert job.metadata.goodput == {"A/cpu0": (2 + 2 + 3 + 2) / 20, "B/cpu1": 5 / 10}
+    summary = Summary.of(written(job, tmp_path / "run"), 0.8, parity=False)
+    assert summary.goodput == pytest.approx((0.45 + 0.5) / 2)
+
+
 def test_bytes_until_an_evaluation_are_by_the_clock_of_its_worker(events: Path, tmp_path: Path) -> None:
     write(events, "B/worker:1", {"time": BEGAN - 1, "event": "state", "state": "training"})
     run = written(JobRecords.read(planned(), events), tmp_path / "run")

@@ -53,6 +53,7 @@ METRICS: Mapping[str, Metric] = {
     "validation_loss": Metric("validation loss", lambda one: one.validation_loss, "{:.4f}".format),
     "samples_per_s": Metric("samples/s", lambda one: one.samples_per_s, "{:.0f}".format),
     "busy": Metric("computing", lambda one: one.busy, lambda value, _: f"{100 * value:.0f} %"),
+    "goodput": Metric("goodput", lambda one: one.goodput, lambda value, _: f"{100 * value:.1f} %"),
     "wan_bytes": Metric("bytes", lambda one: one.wan_bytes, format_bytes, "B"),
     "seconds": Metric("duration", lambda one: one.seconds or None, format_duration, "s"),
 }

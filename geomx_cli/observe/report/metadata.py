@@ -38,6 +38,7 @@ class Metadata(msgspec.Struct):
     emulated_network: Plan.network.
     rounds: the number of a script's reports, which are its records; otherwise 0.
     restarts: for each process that was started again, how often.
+    goodput: of each worker (HOST/DEVICE), see Goodput.
     """
 
     job: str
@@ -59,6 +60,7 @@ class Metadata(msgspec.Struct):
     emulated_network: str = ""
     rounds: int = 0
     restarts: dict[str, int] = {}
+    goodput: dict[str, float] = {}
     schema_version: int = 1
 
     @staticmethod

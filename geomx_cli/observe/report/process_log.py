@@ -10,6 +10,7 @@ from geomx_cli.core.events import Event, Reported, RoundCompleted, Sent, Telemet
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.untrusted import first_line
 from geomx_cli.jobs.view.reducer import ProcessState
+from geomx_cli.observe.report.goodput import Goodput
 from geomx_cli.observe.report.record import RoundRecord
 from geomx_cli.plan import Process
 
@@ -27,6 +28,7 @@ class ProcessLog:
     counts_sent: whether the bytes were counted at all.
     problems: a sentence for each damaged event.
     repeated: the number of the first round of each later life of the worker, oldest first.
+    goodput: of a training worker.
     """
 
     path: Path
@@ -35,6 +37,7 @@ class ProcessLog:
     counts_sent: bool = False
     problems: list[str] = field(default_factory=list)
     repeated: list[int] = field(default_factory=list)
+    goodput: Goodput = field(default_factory=Goodput)
     _life: int = 0
     _before: int = 0  # bytes that earlier lives of the process have sent
 
@@ -44,6 +47,7 @@ class ProcessLog:
         log, last = cls(path, ProcessState(process)), 0
         for event in log._events(log._complain):
             log.state.apply(event, event.time)
+            log.goodput.add(event)
             if isinstance(event, RoundCompleted):
                 if event.num_iters <= last:
                     log.repeated.append(event.num_iters)

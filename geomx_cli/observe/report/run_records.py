@@ -80,6 +80,7 @@ class JobRecords:
             outcome=self._outcome(), evaluator=self._evaluator(), warnings=self._warnings(),
             emulated_network=self.plan.network, rounds=self._rounds_of_script(),
             restarts={name: log.state.restarts for name, log in self.logs.items() if log.state.restarts},
+            goodput=self._goodput(),
         )  # fmt: skip
 
     @property
@@ -123,6 +124,10 @@ class JobRecords:
         begun = {"/".join(place): self.logs[name].state.trains_since for name, place in self.places.items()}
         first = min((when for when in begun.values() if when is not None), default=0.0)
         return {worker: round(when - first, 3) for worker, when in begun.items() if when is not None}
+
+    def _goodput(self) -> dict[str, float]:
+        shares = {"/".join(place): self.logs[name].goodput.share for name, place in self.places.items()}
+        return {worker: round(share, 4) for worker, share in shares.items() if share is not None}
 
     def _training(self) -> list[Process]:
         found = [process for process in self.plan.processes if process.global_rank is not None]
@@ -201,6 +206,17 @@ class RunRecords:
     def warnings(self) -> list[str]:
         """Why its numbers may not represent its mode."""
         return self.metadata.warnings if self.metadata is not None else []
+
+    @property
+    def goodputs(self) -> Mapping[str, float]:
+        """The goodput of each worker (HOST/DEVICE) for which it is known."""
+        return self.metadata.goodput if self.metadata is not None else {}
+
+    @property
+    def goodput(self) -> float | None:
+        """The mean over the workers; None if unknown."""
+        known = self.goodputs.values()
+        return sum(known) / len(known) if known else None
 
     @property
     def evaluator(self) -> WorkerRecords:

@@ -41,6 +41,7 @@ class Summary:
     seconds: of the worker that trained longest.
     samples_per_s: of all workers.
     busy: the fraction of its training in which a worker computed, averaged over all workers.
+    goodput: the share of a worker's time that became training which stayed, averaged over all workers.
     bytes: the bytes that all workers sent and received.
     wan_bytes: the bytes sent between the parties.
     traffic: bytes in both directions per second, in MB/s.
@@ -68,6 +69,7 @@ class Summary:
     parity: bool
     validation_loss: float | None = None
     outcome: str = ""
+    goodput: float | None = None
 
     @classmethod
     def of(cls, run: RunRecords, target: float, *, parity: bool) -> "Summary":
@@ -93,6 +95,7 @@ class Summary:
             bytes=total, wan_bytes=run.metadata.total if run.metadata is not None else None,
             validation_loss=_validation_loss(workers),
             outcome=run.metadata.outcome if run.metadata is not None else "",
+            goodput=run.goodput,
             target=target, accuracy=evaluator.accuracies[-1][1] if evaluator.accuracies else None, parity=parity,
             reached=None if first is None
             else Reached(*first, run.bytes_by(first[0]), run.wan_bytes_by(first[0])),
@@ -108,12 +111,16 @@ class Summary:
             "outcome": self.outcome or None,
             "traffic": self.traffic,
             "busy": self.busy,
+            "goodput": self.goodput,
             "bytes": {**_both_ways(self.bytes), "wan": self.wan_bytes},
             "accuracy": self.accuracy,
             "validation_loss": self.validation_loss,
             "target": {"accuracy": self.target, "reached": fields["reached"]},
             "workers": {
-                host: {device: _own(worker) for device, worker in devices.items()}
+                host: {
+                    device: {**_own(worker), "goodput": run.goodputs.get(f"{host}/{device}")}
+                    for device, worker in devices.items()
+                }
                 for host, devices in run.workers.items()
             },
             "problems": run.problems,
