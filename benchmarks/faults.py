@@ -1,11 +1,14 @@
 """Measures how much of a job's throughput remains under faults: killed and stopped processes, and partitions.
 
-    python benchmarks/faults.py                                  30 minutes with 62 faults, and 10 minutes without
-    python benchmarks/faults.py --minutes 3 --faults 6 --calm 2  shorter ones
-    python benchmarks/faults.py --json                           one object
+    python benchmarks/faults.py                          30 minutes with 62 faults
+    python benchmarks/faults.py --minutes 3 --faults 6   shorter
+    python benchmarks/faults.py --json                   one object
+
+Two equal jobs run at the same time, each on half of the machine's cores. One of them has the faults, and the other one
+has none. So both see the same machine, whose speed may drift.
 
 The hosts of a job are network namespaces behind an sshd each: one for the central party, and one for each party, which
-has one worker. The workers train `linear` on Fashion-MNIST with DiLoCo, as fast as the machine can. So they share its
+has one worker. The workers train `linear` on Fashion-MNIST with DiLoCo, as fast as their cores can. So they share these
 cores, and a round takes about half a minute. Faults come at equal distances, of which half are kills. What is hit, and
 how, is drawn from the seed:
 
@@ -14,7 +17,7 @@ how, is drawn from the seed:
     cut    all packets of a host are dropped, for 2 to 8 s
 
 Throughput is the samples of the rounds that all workers have completed, by the time between the ends of the first and
-the last one. Repeated samples count once. "Kept" compares it with the same job without faults. Needs root.
+the last one. Repeated samples count once. "Kept" compares both jobs. Needs root and two cores.
 """
 
 import argparse
@@ -39,7 +42,9 @@ from wan import Wan
 
 from geomx_cli.core.errors import CheckFailed
 
-CONTROL, HUB = "control", "hub"
+CONTROL = "control"
+CALM, FAULTS = "c", "f"
+"""The jobs, with which the names of their hosts begin."""
 CUT = """add table inet cut
 add chain inet cut input { type filter hook input priority 0; }
 add rule inet cut input iifname "eth0" drop
@@ -76,26 +81,40 @@ class Outcome:
 
 
 class Sites:
-    """The hosts of a job."""
+    """The hosts of a job, the central one first, and the cores for all of its processes."""
 
-    def __init__(self, wan: Wan, folder: Path, names: Sequence[str]) -> None:
+    def __init__(self, wan: Wan, folder: Path, names: Sequence[str], cores: Sequence[int]) -> None:
         self.wan, self.folder, self.names = wan, folder, names
+        self._pinned = ["taskset", "--cpu-list", ",".join(map(str, cores))]
+        self.hub = names[0]
+
+    def listen(self) -> None:
+        """Start the hosts' sshds, and write hosts.toml."""
+        key = make_key(self.folder / "key")
+        commands = [sshd(self.folder, name, self.wan.address(name), 22, key, Path.home()) for name in self.names]
+        running = [
+            self.wan.popen(name, [*self._pinned, *command])
+            for name, command in zip(self.names, commands, strict=True)
+        ]
+        wait_for(running, [self.folder / f"{name}.log" for name in self.names])
+        (self.folder / "hosts.toml").write_text(self.inventory())
 
     def inventory(self) -> str:
         """hosts.toml."""
-        lines = [f'central = "{HUB}"', "[defaults]", f'python = "{sys.executable}"', f'key = "{self.folder}/key"']
+        lines = [f'central = "{self.hub}"', "[defaults]", f'python = "{sys.executable}"', f'key = "{self.folder}/key"']
         for name in self.names:
             lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f'ssh = "{self.wan.address(name)}"']
-            devices = [] if name == HUB else ["cpu"]
+            devices = [] if name == self.hub else ["cpu"]
             lines += [f'state_dir = "{self.folder}/{name}"', f"devices = {json.dumps(devices)}"]
         return "\n".join(lines)
 
     def launch(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
         """Start `geomx launch` at the control machine. Its output goes to a file, and its last line is the result."""
-        command = [sys.executable, "-m", "geomx_cli", "launch", "--accept-new-host-keys", "--json", *arguments]
+        launch = [sys.executable, "-m", "geomx_cli", "launch", "--accept-new-host-keys", "--json", *arguments]
         env = {**os.environ, "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / CONTROL)}
         with Path(self.folder, "out").open("w") as out, Path(self.folder, "said").open("w") as said:
-            return self.wan.popen(CONTROL, command, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
+            pinned = [*self._pinned, *launch]
+            return self.wan.popen(CONTROL, pinned, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
 
     def processes(self) -> dict[str, int]:
         """Pids by name, as the agents have written them; agents too."""
@@ -128,38 +147,45 @@ class Sites:
 
 
 @contextmanager
-def sites(folder: Path, parties: int) -> Iterator[Sites]:
-    """Namespaces for so many parties, the central one and the control machine, with sshds."""
-    names = [HUB, *(f"p{number}" for number in range(1, parties + 1))]
-    with Wan((CONTROL, *names)) as wan:
-        key = make_key(folder / "key")
-        commands = [sshd(folder, name, wan.address(name), 22, key, home=Path.home()) for name in names]
-        running = [wan.popen(name, command) for name, command in zip(names, commands, strict=True)]
-        wait_for(running, [folder / f"{name}.log" for name in names])
-        made = Sites(wan, folder, names)
-        (folder / "hosts.toml").write_text(made.inventory())
+def sites(base: Path, parties: int) -> Iterator[list[Sites]]:
+    """The hosts of both jobs, and the control machine."""
+    cores = sorted(os.sched_getaffinity(0))
+    if (half := len(cores) // 2) == 0:
+        raise CheckFailed("this process may use one core only", "each of the two jobs needs one")
+    names = {job: [f"{job}hub", *(f"{job}{number}" for number in range(1, parties + 1))] for job in (CALM, FAULTS)}
+    with Wan((CONTROL, *names[CALM], *names[FAULTS])) as wan:
+        made = [
+            Sites(wan, base / job, names[job], own)
+            for job, own in ((CALM, cores[:half]), (FAULTS, cores[half : 2 * half]))
+        ]
+        for each in made:
+            each.folder.mkdir()
+            each.listen()
         yield made
 
 
-def play(given: argparse.Namespace, minutes: float, faults: int) -> Outcome:
-    """Run a job for so long, with so many faults."""
+def play(given: argparse.Namespace) -> tuple[Outcome, Outcome]:
+    """Run both jobs. Return the results, of the job with the faults last."""
     training = [
         "--algo", "diloco", "--inner-steps", str(given.inner_steps), "--network", "linear", "--epochs", "100000",
-        "--time-limit", f"{60 * minutes:.0f}s", "--eval-every", "0", "--restarts", "1000",
+        "--time-limit", f"{60 * given.minutes:.0f}s", "--eval-every", "0", "--restarts", "1000",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as base, sites(Path(base), given.parties) as made:
-        launched = made.launch(training)
+        launched = [each.launch(training) for each in made]
         try:
-            _wait_until_it_trains(made, launched)
-            done = list(_disturb(made, launched, Random(given.seed), 60 * minutes, faults))
-            status = launched.wait(60 * minutes + ENDING)
+            for each, one in zip(made, launched, strict=True):
+                _wait_until_it_trains(each, one)
+            done = list(_disturb(made[-1], launched[-1], Random(given.seed), 60 * given.minutes, given.faults))
+            ends = [one.wait(60 * given.minutes + ENDING) for one in launched]
         finally:
-            launched.send_signal(signal.SIGINT)
-            launched.wait(ENDING)
-        if status:
-            raise CheckFailed(f"the job ended with status {status}", Path(base, "said").read_text()[-2000:])
-        result = json.loads(Path(base, "out").read_text().splitlines()[-1])
-        return _outcome(made, result, done)
+            for one in launched:
+                one.send_signal(signal.SIGINT)
+                one.wait(ENDING)
+        for each, status in zip(made, ends, strict=True):
+            if status:
+                raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])
+        calm, found = (_outcome(each, faults) for each, faults in zip(made, ([], done), strict=True))
+        return calm, found
 
 
 def _wait_until_it_trains(made: Sites, launched: "subprocess.Popen[str]") -> None:
@@ -196,7 +222,8 @@ def _disturb(
         yield fault
 
 
-def _outcome(made: Sites, result: Mapping[str, Any], faults: list[Fault]) -> Outcome:
+def _outcome(made: Sites, faults: list[Fault]) -> Outcome:
+    result = json.loads((made.folder / "out").read_text().splitlines()[-1])
     ends: dict[int, dict[str, tuple[float, int, float]]] = {}
     for worker, event in made.events():
         if event["event"] == "round":  # the last event of a round counts: a restarted worker may repeat it
@@ -241,20 +268,16 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Measure both jobs."""
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parties", type=int, default=8)
+    parser.add_argument("--parties", type=int, default=4, help="of each job")
     parser.add_argument("--inner-steps", type=int, default=30_000, help="steps of a worker in a round")
-    parser.add_argument("--minutes", type=float, default=30, help="of the job with faults")
+    parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--faults", type=int, default=62)
-    parser.add_argument("--calm", type=float, default=10, help="minutes of the job without faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    return conclude(
-        lambda: [_row(play(given, given.calm, 0), play(given, given.minutes, given.faults))],
-        as_json=given.json, show=_show,
-    )  # fmt: skip
+    return conclude(lambda: [_row(*play(given))], as_json=given.json, show=_show)
 
 
 if __name__ == "__main__":
