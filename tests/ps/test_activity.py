@@ -1,15 +1,20 @@
-"""What counts as running code: processor time of the script and of what it has started, but not a wait."""
+"""What counts as running code: processor time of the script and of what it has started, but not a wait.
+
+Each case is a process of its own, because the runner has other children, which compute for other tests.
+"""
 
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from geomx_cli.ps.cluster import liveness
 from geomx_cli.ps.cluster.liveness import Activity
+
+pytestmark = pytest.mark.processes
 
 SPAN = 0.2
 
@@ -37,20 +42,31 @@ def glance(enough: threading.Event) -> None:
         time.sleep(0.02)
 
 
-def test_one_that_waits_does_not_run_and_one_that_looks_at_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "SPAN", SPAN)
-    assert not ran(threading.Event.wait)
-    assert ran(glance, spans=200)
+def ran_beside(program: str, spans: int) -> bool:
+    """The same of a process that waits for a child with this program."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", program])
+    try:
+        time.sleep(0.5)  # its start uses processor time
+        return ran(threading.Event.wait, spans)
+    finally:
+        child.kill()
+        child.wait()
 
 
-@pytest.mark.processes
-def test_what_it_has_started_runs_for_it_if_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "SPAN", SPAN)
-    for program, runs in (("import time; time.sleep(1000)", False), ("while True: pass", True)):
-        child = subprocess.Popen([sys.executable, "-S", "-c", program])
-        try:
-            time.sleep(0.5)  # its start uses processor time
-            assert ran(threading.Event.wait, 200 if runs else 5) == runs
-        finally:
-            child.kill()
-            child.wait()
+CASES: Mapping[str, tuple[Callable[[], bool], bool]] = {
+    "waits": (lambda: ran(threading.Event.wait), False),
+    "looks at the clock": (lambda: ran(glance, 200), True),
+    "its child waits": (lambda: ran_beside("import time; time.sleep(1000)", 5), False),
+    "its child computes": (lambda: ran_beside("while True: pass", 200), True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_counts_as_running(case: str) -> None:
+    done = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True, check=True, timeout=240)
+    assert done.stdout == f"{CASES[case][1]}\n"
+
+
+if __name__ == "__main__":
+    liveness.SPAN = SPAN
+    print(CASES[sys.argv[1]][0]())
