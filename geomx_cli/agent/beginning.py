@@ -15,7 +15,6 @@ from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.stop import DISAPPEAR, remains
 from geomx_cli.core import state_notes
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.state_notes import StateNotes
 
 __all__ = ["Beginning"]
 
@@ -80,7 +79,7 @@ class Beginning:
             return None
         for child in restarted:
             child.state_dir = folder / child.task.file_name
-            StateNotes(child.state_dir).prepare()  # otherwise a follower of this agent would take its state for lost
+            state_notes.StateNotes(child.state_dir).prepare()  # else the next agent would take it for lost
         return folder
 
     def _restore(self) -> None:

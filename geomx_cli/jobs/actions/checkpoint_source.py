@@ -17,7 +17,7 @@ from geomx_cli.plan import Plan
 
 __all__ = ["fetch_checkpoint", "newest_checkpoint"]
 
-_FETCHING, _FINDING = 3600.0, 60.0  # seconds
+_FETCHING, _FINDING = 3600.0, 600.0  # seconds; hosts read all files, for their digests
 
 
 class _Found(msgspec.Struct):

@@ -109,7 +109,7 @@ class KnownJob:
 
     @property
     def _hint(self) -> str:
-        return f"restore the file, or end the job's processes on its hosts (pkill -f {self.id}) and remove the folder"
+        return "restore the file; or end the job's agent on each host (pgrep -fa geomx_cli.agent) and remove the folder"
 
     def _read(self, name: str) -> Any:
         require_private(self.directory)

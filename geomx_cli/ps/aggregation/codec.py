@@ -70,7 +70,9 @@ class Codec(ABC):
         return self
 
     def only(self, indices: Array) -> "Codec":
-        """The codec that sends the elements at these indices, ascending, and zeros elsewhere."""
+        """The codec that sends the elements at these indices, ascending, and zeros elsewhere. Codecs with `union` have
+        it.
+        """
         raise NotImplementedError
 
     @abstractmethod
