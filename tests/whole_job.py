@@ -28,19 +28,22 @@ class WholeJob:
     roots run SGD with momentum, else results are sums. Each worker begins `ahead` rounds before it waits for the first.
     """
 
-    def __init__(self, *, flat: bool = False, roots: int = 1, optimizer: bool = True, ahead: int = 0, **options: Any):
+    def __init__(
+        self, *, flat: bool = False, parties: int = 2, roots: int = 1, optimizer: bool = True, ahead: int = 0,
+        **options: Any,
+    ) -> None:  # fmt: skip
         self._options = {**defaults(plugins.table()), "rank_scope": "global", "patience": LIMIT, **options}
         self._optimizer, self._ahead = optimizer, ahead
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
         self.results: dict[int, Results] = {}
-        parties = 1 if flat else 2
+        parties = 1 if flat else parties
         upper = None if flat else PlaneSettings("127.0.0.1", *free_ports(1), roots, parties)
         if upper is not None:
             self._start(self._schedule, self._settings("global_scheduler", "gsched", upper=upper))
             for rank in range(roots):
                 self._start(self._serve, self._settings("global_server", f"root{rank}", upper=upper, rank=rank))
-        for index, party in enumerate("AB"[:parties]):
+        for index, party in enumerate("ABCD"[:parties]):
             local = PlaneSettings("127.0.0.1", *free_ports(1), 1, 2)
             about: dict[str, Any] = {"local": local, "party": party}
             self._start(self._schedule, self._settings("scheduler", f"{party}/scheduler:0", **about))

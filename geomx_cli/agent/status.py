@@ -139,7 +139,9 @@ FILE_NAME = "status.json"
 _EVERY = 1.0  # seconds
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "state": ("state",),
-    "telemetry": ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "awaited", "bytes"),
+    "telemetry": (
+        "state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "awaited", "left_out", "bytes"
+    ),
     "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
     "reported": ("step", "total_time", "samples", "samples_per_s", "loss", "accuracy", "metrics"),
     "evaluation": ("round", "accuracy", "validation_loss"),

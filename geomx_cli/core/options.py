@@ -185,6 +185,14 @@ OPTIONS: tuple[Option, ...] = (
         choices=("end", "leave", "restart-all"),
     ),
     _net(
+        "party_loss", "text", "auto", "GEOMX_PARTY_LOSS",
+        "What happens when nothing is heard from a party for 5 rounds (at least 20 s, at most 2 min), and a round waits"
+        " only for this party. out: the others continue, and the party counts as their mean. When it is back, it skips"
+        " what it has missed. wait: the others wait for it, at most for --silence. end: the job ends. auto: out in"
+        " bundled jobs of at least three parties with fsa, hfa or diloco and --topology central; otherwise wait.",
+        choices=("auto", "out", "wait", "end"),
+    ),
+    _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
         "Longest wait for an answer outside a round. Time in which a link is cut does not count. In jobs started by"
         " hand --timeout also limits the wait until other processes join. With geomx launch scripts may join at any"

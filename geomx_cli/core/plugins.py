@@ -91,6 +91,7 @@ class Algorithm:
     own_pace: whether each worker takes as many steps in a round as it has time for.
     outer_step: whether an optimizer applies the mean of the differences.
     shards: whether the workers of a party may divide the model.
+    skips: whether workers of the bundled job can skip rounds (WorkerAlgorithm.skip).
     depart: tells servers that a worker takes no more steps. It gets the client of a worker that has died, which acts in
         that worker's name.
     """
@@ -112,6 +113,7 @@ class Algorithm:
     own_pace: bool = False
     outer_step: bool = False
     shards: bool = False
+    skips: bool = False
     depart: Callable[[Any], None] = lambda client: None
 
     @property

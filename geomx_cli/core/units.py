@@ -105,7 +105,7 @@ def counted(count: int, noun: str) -> str:
     """Pluralize a noun: "1 host", "2 hosts", "2 processes"."""
     if count == 1:
         return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+    return f"{count} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def some_of(texts: Sequence[str], most: int) -> str:

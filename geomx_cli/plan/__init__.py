@@ -18,6 +18,7 @@ from geomx_cli.core.options import Value, check, defaults
 from geomx_cli.core.units import counted
 from geomx_cli.datasets import catalog
 from geomx_cli.inventory import Inventory
+from geomx_cli.plan import party_loss
 from geomx_cli.plan.automatic_topology import emulated_network
 from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
@@ -158,7 +159,8 @@ def _complete(inventory: Inventory, spec: JobSpec) -> dict[str, Value]:
             raise InvalidSettings(f"there is no option {name!r}", nearest(name, sorted(known)))
     values = defaults(known.values()) | dict(spec.options) | inventory.options()
     values["delivery"] = deliveries.chosen(values)
-    return {name: check(known[name], value) for name, value in values.items()}
+    values = {name: check(known[name], value) for name, value in values.items()}
+    return values | {"party_loss": party_loss.policy(inventory, values, spec.script)}
 
 
 def _check(inventory: Inventory, spec: JobSpec) -> None:

@@ -227,6 +227,13 @@ class Client:
         """Whether parties complete rounds separately, according to the results so far."""
         return self._worker.operations.asynchronous
 
+    @property
+    def has_missed(self) -> bool:
+        """Whether the last round of some key was over without this worker's party, as it was left out (`--party-loss
+        out`). Then this worker has to abstain from rounds, until it takes part again.
+        """
+        return bool(self._worker.operations.missed)
+
     def _tensor(self, name: str) -> DeclaredTensor:
         tensor = self.tensors.get(name)
         if tensor is None:

@@ -24,6 +24,8 @@ from geomx_cli.ps.sent_contributions import SentContributions
 
 __all__ = ["Operation", "OperationQueue", "PendingExchange"]
 
+_NOTHING = np.empty(0, np.float32)
+
 # One worker's exchange of one tensor: its slices are sent to the servers, and their results fill one array.
 
 
@@ -35,6 +37,7 @@ class PendingExchange:
     done: set when the result is complete, in `out` if given.
     lowest, highest: versions of the slices at the roots. They differ if parties train asynchronously.
     holds: whether the result is or will be stored here. The result of a round of rows is not.
+    has_missed: whether the round, or a slice of it, was over without this worker's party. Then `out` keeps what it had.
 
     Any thread may use both futures. A failure of the job is set on both. Without `out` the result's slices are kept as
     received, for `copy_to`.
@@ -49,6 +52,7 @@ class PendingExchange:
     lowest: int = -1
     highest: int = -1
     holds: bool = True
+    has_missed: bool = False
     started: float = field(default_factory=time.monotonic)
     _kept: list[tuple[int, Array]] = field(default_factory=list)
 
@@ -166,6 +170,7 @@ class OperationQueue:
     contributors: the ranks in each EXCHANGE; set before the first one.
     compression: this end of encoded exchanges.
     asynchronous: whether parties complete rounds separately, according to the results so far; read by any thread.
+    missed: the keys whose last round was over without this worker's party; read by any thread.
     sent: keeps each contribution before it is sent; None if no one needs it.
     results: keeps the results of all exchanges; None if they are not kept.
     Used by the loop's thread only.
@@ -175,6 +180,7 @@ class OperationQueue:
         self.contributors: tuple[int, ...] = ()
         self.compression = Compression(plane="lan")
         self.asynchronous = False
+        self.missed: set[int] = set()
         self.sent: SentContributions | None = None
         self.results: ResultLog | None = None
         self._node = node
@@ -295,12 +301,16 @@ class OperationQueue:
         pending = operation.pending
 
         def on_result(header: Header, found: Content) -> None:
-            if asked.kind == Kind.EXCHANGE:
+            if header.newest:
+                pending.has_missed, found = True, _NOTHING
+            elif asked.kind == Kind.EXCHANGE:
                 found = self.compression.value_of(kept, found, asked.dtype, header.form)
             elif asked.kind == Kind.PULL and not asked.round:
                 found = self.compression.pulled(kept, header, found)
             pending.contributors, pending.weight = header.contributors, header.weight
             self.asynchronous |= header.asynchronous  # acknowledgements of initial values do not tell
+            if asked.kind == Kind.EXCHANGE and pending.missing == 1:
+                (self.missed.add if pending.has_missed else self.missed.discard)(asked.key)
             pending.add(offset, found.values.reshape(-1) if isinstance(found, Rows) else found, header.value)
             if pending.missing == 0:
                 self._complete(operation)

@@ -34,6 +34,7 @@ from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.memory import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim.optimizers import Optimizer
+from geomx_cli.ps.party_loss import PartyLoss
 from geomx_cli.ps.peers import PEERS, Peers
 from geomx_cli.ps.server_joining import ServerJoining
 from geomx_cli.ps.server_state import ServerState
@@ -144,10 +145,13 @@ class Server:
             shard_of=self._members.shard_of, declared=placements.has_declared,
         )  # fmt: skip
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, self._notify_roots if upstream else None)
+        policy = settings.text("party_loss") if self._is_root else "wait"
+        self._party_loss = PartyLoss(self.node, self._members, self._table, policy, self._on_party_change)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._joining.party_index, table=self._table,
             above=wan, below=self._compression.below,
-            warn=warn, commit=self._commit,
+            warn=warn, commit=self._commit, has_missed=self._party_loss.has_missed,
+            share_factor=self._members.share_factor,
         )  # fmt: skip
         self._local: LocalServices | None = None
         self._peers: Peers | None = None
@@ -174,6 +178,7 @@ class Server:
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._straggler_monitor.start()
+        self._party_loss.start()
         if self._settings.incarnation and self._members.all_gone:  # killed while it said goodbye, or saved
             self.node.loop.call_later(min(SEARCH, self.node.timeout / 2), self.node.loop.stop)
         try:
@@ -240,6 +245,12 @@ class Server:
         if self._upstream is not None and self._upstream.waiting:
             for root in self._upstream.links:
                 root.control("stuck")
+
+    def _on_party_change(self) -> None:
+        """A party is left out, or takes part again."""
+        self._state.save_members(self._members)
+        self._services.members_changed()
+        self.node.loop.submit(self._aggregator.members_changed)  # it may be in the middle of a contribution
 
     def _leave(self, request: Request) -> None:
         member = self._members.member(request.link)
@@ -347,6 +358,7 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry.awaited = self._straggler_monitor.awaited()
+        self.node.telemetry.left_out = self._party_loss.describe()
         self.node.telemetry.round = self._table.contributed
         self.node.encoded = self._compression.bytes
         if self._is_root and self._table.asynchronous:

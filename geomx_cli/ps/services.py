@@ -147,6 +147,12 @@ class Services:
         for scope, waiting in self._at_barriers.items():
             self._at_barriers[scope] = [item for item in waiting if item.request.link is not link]
 
+    def members_changed(self) -> None:
+        """Barriers may wait for other members now."""
+        for barrier in self._barriers.values():
+            barrier.update()
+        self.release_barriers()
+
     def release_barriers(self) -> None:
         """A member has left: answer the requests at barriers that are complete without it."""
         for scope, barrier in self._barriers.items():

@@ -54,6 +54,7 @@ class _Result(msgspec.Struct, array_like=True):
     is_sum: bool
     changed: _Rows | None
     views: list[_View]
+    newest: int
 
 
 class _Cohort(msgspec.Struct, array_like=True):
@@ -90,6 +91,7 @@ class _Slice(msgspec.Struct, array_like=True):
     shard: int
     version: int
     forwarded: int
+    newest: int
     hyper: dict[str, float]
     initial_from: str
     initial_digest: bytes
@@ -125,8 +127,8 @@ def record_of(entry: SliceState, *, asynchronous: bool, optimizers: int) -> tupl
     names = _Names()
     saved = _Slice(
         entry.key, entry.index, entry.root, entry.length, entry.dtype, entry.offset, entry.row, entry.size,
-        entry.shard, entry.version, entry.forwarded, entry.hyper, entry.initial_from, entry.initial_digest,
-        asynchronous, optimizers, names.of(entry.value),
+        entry.shard, entry.version, entry.forwarded, entry.newest, entry.hyper, entry.initial_from,
+        entry.initial_digest, asynchronous, optimizers, names.of(entry.value),
         {part: {name: names.of(array) for name, array in arrays.items()} for part, arrays in entry.parts.items()},
         [_cohort(cohort, names) for cohort in entry.cohorts.values() if cohort.closed],
     )  # fmt: skip
@@ -140,7 +142,7 @@ def _cohort(cohort: Cohort, names: _Names) -> _Cohort:
         views = [_view(view, names) for view in result.views]
         kept = _Result(
             result.version, list(result.contributors), result.weight, result.is_sum, names.of_rows(result.changed),
-            views,
+            views, result.newest,
         )  # fmt: skip
     sum_ = cohort.round.accumulator if cohort.deferred and cohort.round is not None else Accumulator()
     return _Cohort(
@@ -175,7 +177,7 @@ def read(saved: Saved, table: SliceTable, optimizers: int) -> None:
     )  # fmt: skip
     entry = table.add(header)
     arrays = saved.arrays
-    entry.version, entry.forwarded = known.version, known.forwarded
+    entry.version, entry.forwarded, entry.newest = known.version, known.forwarded, known.newest
     entry.initial_from, entry.initial_digest = known.initial_from, known.initial_digest
     entry.value = arrays[known.value] if known.value else None
     entry.parts = {part: {name: arrays[at] for name, at in names.items()} for part, names in known.parts.items()}
@@ -202,7 +204,7 @@ def _rows(saved: _Rows | None, arrays: Mapping[str, Array]) -> Rows | None:
 def _result(saved: _Result, entry: SliceState, round_: int, arrays: Mapping[str, Array]) -> Result:
     views = tuple(_restored_view(view, entry, round_, arrays) for view in saved.views)
     changed = _rows(saved.changed, arrays)
-    return Result(views, saved.version, tuple(saved.contributors), saved.weight, changed, saved.is_sum)
+    return Result(views, saved.version, tuple(saved.contributors), saved.weight, changed, saved.is_sum, saved.newest)
 
 
 def _restored_view(saved: _View, entry: SliceState, round_: int, arrays: Mapping[str, Array]) -> View:

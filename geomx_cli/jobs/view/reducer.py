@@ -46,8 +46,8 @@ class ProcessState:
     then no longer count. traffic: bytes so far, of all its lives. evaluations, validation_losses: test accuracy and
     validation loss by round.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
-    algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: the newest values that its
-    script has reported, and the newest validation loss.
+    algorithm's own metrics of its newest round. awaited, left_out: see Telemetry. step, metrics: the newest values that
+    its script has reported, and the newest validation loss.
     trains_since: by the job's clock, None before training. first_step: end of its first step, by the same clock as
     the times given to `apply`. failure: the cause that the process reports. finished: it has completed its work.
     left: it has died, and the job continues without it. outputs: its saved files. result_warning: its first warning
@@ -69,6 +69,7 @@ class ProcessState:
     progress: float | None = None
     left_s: float | None = None
     awaited: str = ""
+    left_out: str = ""
     traffic: Traffic = field(default_factory=Traffic)
     datagrams: dict[str, int] = field(default_factory=dict)
     relayed: dict[str, int] = field(default_factory=dict)
@@ -181,7 +182,7 @@ class ProcessState:
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
         if self._is_newest("telemetry", event):
-            self.awaited = event.awaited
+            self.awaited, self.left_out = event.awaited, event.left_out
         if event.state:
             self._enter(event.state, event)
         self._note_rate(event.samples_per_s, event, when + _TELEMETRY_LIVES)

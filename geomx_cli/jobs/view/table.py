@@ -246,7 +246,7 @@ def sentence(progress: Progress) -> str:
     if progress.phase in ("starting", "waiting"):
         parts = [f"{progress.phase} ({time.monotonic() - progress.began:.0f} s)"]
     if progress.phase in ("starting", "waiting", "training"):  # later the states of the processes tell
-        parts += filter(None, [awaited(progress, names=False)])
+        parts += filter(None, [awaited(progress, names=False), _left_out(progress)])
     if totals.loss is not None:
         parts.append(f"loss {totals.loss:.3f}")
     if totals.accuracy is not None:
@@ -259,6 +259,12 @@ def sentence(progress: Progress) -> str:
     if progress.left_s and not progress.phase.startswith("stop"):
         parts.append(f"{format_duration(progress.left_s)} left")
     return ", ".join(parts)
+
+
+def _left_out(progress: Progress) -> str:
+    """Return the parties that are left out, as "without party B since 12:03:10 (34 rounds)"; "" for none."""
+    told = {row.left_out for row in progress.rows.values() if row.left_out and row.status is None}
+    return f"without party {min(told)}" if told else ""
 
 
 # What a job waits for: before its first step, in a round, or at its end.

@@ -5,7 +5,8 @@ job all members complete a round together. The root of an asynchronous job compl
 The result of a closed round is computed in closing.py: by the Updater at a root, by the Forwarder at a local server.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -40,6 +41,8 @@ class Aggregator:
         contributions in any codec, and sends results unencoded.
     warn: receives warnings for the user.
     commit: saves a slice. The aggregator calls it before a change of the slice leaves this process.
+    has_missed: at a root: whether a member may ask for rounds that were over without it, see PartyLoss.
+    share_factor: at a root, see ServerMembers.
     values: handles initial values and pulls.
     """
 
@@ -54,8 +57,11 @@ class Aggregator:
         below: Sequence[Compression] = (),
         warn: Callable[[str], None] = lambda _: None,
         commit: Callable[[SliceState], None] = lambda _: None,
+        has_missed: Callable[[int, int], bool] = lambda _, __: False,
+        share_factor: Callable[[Collection[int]], float] = lambda _: 1.0,
     ) -> None:
         self.table = table
+        self._has_missed, self._share_factor = has_missed, share_factor
         self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
@@ -102,9 +108,12 @@ class Aggregator:
         waiter = Waiter(
             link, rank, header.request, header.priority, ranks, header.reply, header.codec, header.follows
         )
+        has_missed = self._has_missed(rank, cohort.finished + 1 - header.round)
         if header.round <= cohort.finished:
-            if header.round == cohort.finished and cohort.result is not None:  # else a late duplicate
+            if header.round == cohort.finished and cohort.result is not None:
                 self._sender.answer(entry, waiter, header.round, cohort.result)
+            elif has_missed:  # else a late duplicate
+                self._sender.answer_missed(entry, waiter, header.round, cohort.finished)
             link.consumed(size)
             return
         round_ = self.table.round(entry, cohort, header.priority, () if asks else ranks)
@@ -248,6 +257,9 @@ class Aggregator:
             for compression in self._below:
                 compression.starts_from(entry.in_round(cohort.closed), cohort.member, entry.value)
         if self._forwarder is None:
+            factor = self._share_factor(accumulator.ranks)
+            if factor != 1 and accumulator.weight and DTYPES[entry.dtype].kind == "f":
+                total, accumulator.weight = _scaled(total, factor), accumulator.weight * factor
             self._updater.update(entry, cohort, accumulator, total)
             # A root answers in _advance_cohort: the answer may have to wait for cohorts that are too far behind.
             cohort.deferred = True
@@ -289,3 +301,10 @@ class Aggregator:
             self._sender.answer(entry, waiter, cohort.finished, cohort.result)
         if entry.pulls and entry.value is not None:
             self.values.answer_pulls(entry)
+
+
+def _scaled(total: Content, factor: float) -> Content:
+    if isinstance(total, Rows):
+        return replace(total, values=total.values * total.values.dtype.type(factor))
+    scaled: Content = total * total.dtype.type(factor)
+    return scaled

@@ -119,23 +119,25 @@ class Forwarder:
         If it is not, the sum was sent to the root. Sums of rows are always sent to the root.
         """
         if isinstance(total, Rows):
-            self._exchange(entry, cohort, accumulator, total, accumulator.weight)
-            return False
+            return self._exchange(entry, cohort, accumulator, total, accumulator.weight)
         aggregate = Aggregate(total, accumulator.weight, cohort.member)
         decision = entry.algorithm.aggregate_local(entry, aggregate)
         if isinstance(decision, PushUp):
-            self._exchange(entry, cohort, accumulator, decision.array, decision.weight)
-            return False
+            return self._exchange(entry, cohort, accumulator, decision.array, decision.weight)
         entry.value, cohort.is_sum = cast(decision.array, entry.dtype), False
         merge_hyper(entry.hyper, accumulator.hyper)
         return True
 
     def _exchange(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content, weight: float
-    ) -> None:
+    ) -> bool:
+        """Send the sum to the root. Returns True if the round was over at the root without this party."""
         self._table.waits_no_more(entry, cohort)
         entry.forwarded += 1
         hyper = merge_hyper(entry.hyper, accumulator.hyper)  # includes the changes of rounds that were not forwarded
+        if entry.forwarded <= entry.newest:
+            accumulator.ranks, accumulator.weight = set(), 0.0
+            return True
         entry.hyper = {}
         payload, about = self._compression.sum(entry.in_round(entry.forwarded), total) if weight else (None, {})
         header = Header(
@@ -152,18 +154,25 @@ class Forwarder:
             self._table.asynchronous = result.asynchronous
             accumulator.ranks = set(result.contributors)
             accumulator.weight = result.weight
+            entry.newest = result.newest
+            if result.newest:
+                entry.hyper = merge_hyper(hyper, entry.hyper)
+                self._compression.forget_received(entry)
+                self._on_result(entry, cohort)
+                return
             entry.version, cohort.is_sum = result.value, result.is_sum
             self._apply(entry, cohort, self._compression.value_of(entry, found, entry.dtype, result.form))
             self._on_result(entry, cohort)
 
         self._delivery.up(entry.root, header, payload, on_result)
+        return False
 
     def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
         """The part of the round's result that keeps the value complete and answers the round's members."""
         assert cohort.round is not None
         replies = {waiter.reply for waiter in cohort.round.waiting()}
         may_be_asynchronous = self._table.asynchronous or not self._table.last_round
-        if not self._table.takes_rows or (Reply.FULL in replies and may_be_asynchronous):
+        if not self._table.takes_rows or entry.newest or (Reply.FULL in replies and may_be_asynchronous):
             return Reply.FULL
         if self._table.asynchronous:
             return Reply.NONE
@@ -204,6 +213,10 @@ class ResultSender:
         """The result of the cohort's finished round, with all that its members request. The value includes the round,
         and may be newer.
         """
+        if entry.newest:
+            for compression in self._compressions:
+                compression.forget(entry, cohort.member)  # a change would leave most of the value as it was
+            return Result((), entry.version, newest=entry.newest)
         accumulator, waiters = round_.accumulator, round_.waiting()
         changed, cohort.changed = cohort.changed, None
         enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
@@ -272,6 +285,10 @@ class ResultSender:
         else:
             self.answer(entry, waiter, 0, Result(self._newest(entry, found), version))
 
+    def answer_missed(self, entry: SliceState, waiter: Waiter, round_: int, newest: int) -> None:
+        """Tell a member that this round was over without it, and which round is the newest."""
+        self.answer(entry, waiter, round_, Result((), entry.version, newest=newest))
+
     def acknowledge(self, link: Link, push: Header) -> None:
         """Answer the push or offer of an initial value."""
         header = Header(kind=Kind.RESULT, request=push.request, key=push.key, slice=push.slice)
@@ -319,7 +336,7 @@ class ResultSender:
             kind=Kind.RESULT, request=waiter.request, key=entry.key, slice=entry.index, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_, value=result.version,
             contributors=result.contributors, weight=result.weight, asynchronous=self._table.asynchronous,
-            priority=waiter.priority, is_sum=result.is_sum, **about,
+            priority=waiter.priority, is_sum=result.is_sum, newest=result.newest, **about,
         )  # fmt: skip
         self._delivery.down(waiter.link, header, payload)
 

@@ -209,6 +209,10 @@ class Compression:
         """Whether the previous result, the reference of the next change, is present."""
         return "reference" in self._kept(arrays)
 
+    def forget_received(self, arrays: SliceArrays) -> None:
+        """Drop the reference: other members have results that are not here. The next result arrives exact."""
+        self._kept(arrays).pop("reference", None)
+
     def value_of(self, arrays: SliceArrays, found: Content, dtype: int, form: Form) -> Content:
         """The value that a received result yields. It becomes the reference. Rows are returned as they are."""
         kept = self._kept(arrays)

@@ -33,6 +33,8 @@ class SliceState(SliceView):
     dtype: code of its dtype.
     shard: see Tensor.
     forwarded: rounds sent to the root.
+    newest: at a local server whose party was left out: the newest round at the root, until the party takes part in a
+        round again; otherwise 0.
     fetching: whether the value was requested from the root.
     pulls: the pulls that wait for the value, by request number.
     hyper: the hyper-parameters set for its optimizer.
@@ -49,6 +51,7 @@ class SliceState(SliceView):
     size: int
     shard: int
     forwarded: int = 0
+    newest: int = 0
     fetching: bool = False
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)
@@ -320,6 +323,13 @@ class SliceTable:
         return round_.accumulator.missing(self.members(entry, cohort))
 
     # The arrays kept with slices, by part.
+
+    @property
+    def holds_sums(self) -> bool:
+        """Whether results are sums of their rounds, of which the workers make the weights."""
+        return any(
+            cohort.is_sum for entry in self.entries.values() if self.trains(entry) for cohort in entry.cohorts.values()
+        )
 
     def lengths(self) -> dict[tuple[int, int], int]:
         """The number of elements of each slice, by key and index."""

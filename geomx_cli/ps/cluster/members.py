@@ -27,8 +27,10 @@ class Member:
     wanted: at a scheduler: the rank that it requests.
     group: at a scheduler: the processes that get consecutive ranks with it.
     workers: at a server: the number of workers that contribute through it.
-    state: "joining" until its identity is checked against the roster; "in"; "left": it contributes no more; "gone": it
-        has said goodbye, or was lost.
+    state: "joining" until its identity is checked against the roster; "in"; "out": its party has fallen silent, and
+        rounds do not wait for it; "left": it contributes no more; "gone": it has said goodbye, or was lost.
+    out_since, out_round: at a root: when its party was last left out (Unix seconds), and the newest round then; 0 if
+        that never happened.
     is_set_up: at a server: see ServerMembers.initializing.
     link: the present link to it; None before it dials. It is not saved.
     """
@@ -42,7 +44,9 @@ class Member:
     wanted: int | None = None
     group: str = ""
     workers: int = 1
-    state: Literal["joining", "in", "left", "gone"] = "joining"
+    state: Literal["joining", "in", "out", "left", "gone"] = "joining"
+    out_since: float = 0.0
+    out_round: int = 0
     is_set_up: bool = False
     link: Link | None = None
 
@@ -121,6 +125,7 @@ class ServerMembers(Members):
             self._expected += settings.upper.workers
         self._by_rank: dict[int, list[Member]] = {}
         self._required: list[int] | None = None  # kept up to date, because each contribution reads it
+        self._out: list[int] = []  # likewise
 
     def arrive(self, link: Link) -> None:
         """Register a member that has dialled. Raises BadMessage for a second member of the same rank. Also raises it
@@ -175,6 +180,7 @@ class ServerMembers(Members):
 
     def _require(self) -> None:
         """Compute again which members must contribute."""
+        self._out = [rank for rank, members in self._by_rank.items() if any(each.state == "out" for each in members)]
         self._required = self.training() if self.complete and not self.initializing() else None
 
     def _check_workers(self, link: Link, workers: int, others: list[Member]) -> None:
@@ -203,6 +209,43 @@ class ServerMembers(Members):
         """Neither this member nor another server of its party contributes any more."""
         member.state = "gone" if member.state == "gone" else "left"
         self._require()
+
+    def leave_out(self, rank: int, since: float, round_: int) -> None:
+        """Rounds and barriers do not wait for this party, until `take_in`."""
+        for member in self._of_rank(rank):
+            member.state, member.out_since, member.out_round = "out", since, round_
+        self._require()
+
+    def take_in(self, rank: int) -> None:
+        """This party takes part again."""
+        for member in self._of_rank(rank):
+            member.state = "in"
+        self._require()
+
+    def may_leave_out(self, ranks: Collection[int]) -> bool:
+        """Whether at least half of the parties that have not left remain without these. Central workers are one party.
+        """
+        present = {min(rank, CENTRAL) for rank in self.training()}
+        return 2 * len(present.difference(ranks)) >= len(present) + len(self._out)
+
+    @property
+    def out(self) -> list[Member]:
+        """One member of each party that is left out."""
+        return [self._of_rank(rank)[0] for rank in self._out]
+
+    def party(self, rank: int) -> Member:
+        """The first server of this party to arrive."""
+        return self._of_rank(rank)[0]
+
+    def share_factor(self, ranks: Collection[int]) -> float:
+        """The factor for the sum of a round to which these ranks have contributed. With it, each party that is left out
+        counts as the mean of the others, by their workers.
+        """
+        absent = [rank for rank in self._out if rank not in ranks]
+        if not absent:
+            return 1.0
+        present = sum(self.party(rank).workers for rank in self.training())
+        return 1.0 + sum(self.party(rank).workers for rank in absent) / present if present else 1.0
 
     def set_up(self, rank: int) -> bool:
         """This member has finished setting up the job. Returns True if rounds were waiting for this."""
@@ -309,8 +352,8 @@ class ServerMembers(Members):
         return self._required
 
     def training(self) -> list[int]:
-        """The members that train and have not left."""
-        return [rank for rank in self._present() if self.trains(rank)]
+        """The members that train, and have not left and are not left out."""
+        return [rank for rank in self._present() if self.trains(rank) and rank not in self._out]
 
     def _present(self) -> list[int]:
         """The ranks that have not left."""

@@ -42,7 +42,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 12
+VERSION = 13
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -163,6 +163,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     asynchronous: for a RESULT: whether parties complete rounds separately. Then the global servers may have a newer
         value.
     value: version of a result.
+    newest: for a RESULT: 0, or the newest round of a key whose round was over without this member. Such a RESULT has
+        no value.
     form, place: of the payload.
     priority: messages with a higher priority go first.
     credit: bytes of window returned to the receiver of this message since the link exists.
@@ -203,6 +205,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     is_sum: bool = False
     shard: _Shard = EVERY
     arrived: _Count = 0
+    newest: _Count = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

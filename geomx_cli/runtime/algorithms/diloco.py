@@ -36,6 +36,7 @@ name = "diloco"
 title = "DiLoCo"
 outer_step = True
 shards = True
+skips = True
 look = ("#8C6BB1", "*", "||")
 options = (
     Option(
@@ -175,6 +176,11 @@ class DilocoWorker(FiniteWorkerAlgorithm):
             self._exchange()
         else:
             self._pseudo_gradient.abstain(self._fragment())
+
+    def skip(self) -> None:
+        """See FiniteWorkerAlgorithm."""
+        self._samples = [0] * self._fragments
+        self._pseudo_gradient.abstain(self._fragment())
 
     def unfinished(self, steps_left: int) -> bool:
         """Return whether batches are left, or steps that some fragment has not exchanged."""

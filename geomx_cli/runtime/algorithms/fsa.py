@@ -32,6 +32,7 @@ shared_options = ("max_staleness",)  # for scripts that ask for dist_async
 exchanges = "gradients"
 asynchronous_on_request = True
 shards = True
+skips = True
 
 
 def refuses(spec: object) -> str | None:

@@ -56,6 +56,7 @@ options = (
 )  # fmt: skip
 needs_local_server = True
 shards = True
+skips = True
 ranks_by_party = True  # scripts divide pushed weights by `kv.num_workers`
 
 
@@ -226,6 +227,11 @@ class HfaWorker(FiniteWorkerAlgorithm):
         for index in range(len(self._rounds.buffers)):
             self._rounds.abstain(index)
         self._exchange_statistics(0.0)
+
+    def skip(self) -> None:
+        """See FiniteWorkerAlgorithm."""
+        self._steps.count = self._steps.samples = 0
+        self.drain()
 
     def unfinished(self, steps_left: int) -> bool:
         """Return whether steps are left for the rounds after the next milestone.

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, SupportsFloat
 
 from geomx_cli.contract.settings import factor_of
+from geomx_cli.core.units import counted
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.bundled.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.bundled.evaluation import Evaluation, EvaluationSchedule
 from geomx_cli.runtime.bundled.record import Record, Score
 from geomx_cli.runtime.data.samples import Batch, Prefetch, Samples
 from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.stop_vote import StopVote
+from geomx_cli.runtime.training.stop_vote import StopVote, Vote
 from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 from geomx_cli.runtime.training.train_config import TrainConfig
 from geomx_cli.runtime.training.worker_algorithm import (
@@ -70,6 +71,7 @@ class Position:
         rank).
     waited: steps that rounds without a batch stand for.
     samples: that this worker has trained on.
+    skipped: the part of `steps` that this worker has skipped, because its party was left out.
     loss: mean of this worker's last round with a batch.
     seconds: of training, at the last `Loop.state`.
     checkpointed: `steps` and `waited` at the last checkpoint.
@@ -82,6 +84,7 @@ class Position:
     steps: int = 0
     waited: int = 0
     samples: int = 0
+    skipped: int = 0
     loss: float = 0.0
     seconds: float = 0.0
     checkpointed: int = 0
@@ -338,6 +341,8 @@ class Loop:
         with self._watch(self._exchange_name):
             self._part.synchronise()
             vote = self._stop_vote.result()
+            if self._client.has_missed:
+                vote = self._catch_up()
         now = time.monotonic()
         current.add_exchange(self._watch.take(but="get_batch"), apart=self._part.separate_comm_phase)
         loss = current.loss
@@ -358,6 +363,34 @@ class Loop:
                 position.stopped = position.stopped or position.reason or "asked"
             position.ended = not vote.unfinished or (bool(position.stopped) and not self._part.partial_rounds)
         self._look_for_reason()
+
+    def _catch_up(self) -> Vote:
+        """Other parties have trained without this one, which was left out (`--party-loss out`). Abstain from rounds
+        until this party takes part again, and skip their batches. Then get the newest weights. Return the last vote.
+        """
+        assert self._finite is not None
+        position, first = self.position, self._part.rounds
+        while True:
+            self._finite.skip()
+            rounds = self._part.rounds - first + 1
+            skipped = min(rounds * self._part.steps_per_round, self._all_steps - position.steps)
+            left = self._all_steps - position.steps - skipped
+            self._stop_vote.begin(stop=bool(position.reason), unfinished=self._part.unfinished(left))
+            self._part.synchronise()
+            self._client.await_rounds()
+            vote = self._stop_vote.result()
+            if not self._client.has_missed:
+                break
+        self._part.start()
+        position.steps, position.skipped = position.steps + skipped, position.skipped + skipped
+        self.close()
+        self._prefetch = self._batch = None
+        self._client.events.warn(
+            f"this worker's party was left out for {counted(rounds, 'round')}: the worker skips"
+            f" {counted(skipped, 'batch')}, and drops its steps since the last round of all parties"
+        )
+        alone = vote.voters == (self._client.party_index,)  # the others have left: they have finished, or stopped
+        return Vote(vote.stop, 0 if alone else vote.unfinished, vote.voters)
 
     def _wait_for_others(self, completion: CompletionClient) -> None:
         """In an asynchronous job, wait until all workers are done: then the global servers have the final weights."""

@@ -28,10 +28,12 @@ class Vote:
 
     stop: a worker votes to stop.
     unfinished: workers that will still contribute; if the roots average, it is only sure to be 0 if there is none.
+    voters: the parties that have voted, or the workers in a flat cluster.
     """
 
     stop: bool
     unfinished: int
+    voters: tuple[int, ...] = ()
 
 
 class StopVote:
@@ -66,7 +68,8 @@ class StopVote:
         """Wait for the round's result. Raises the client's error after the job has failed."""
         self.pending.result()
         assert self._exchange is not None
-        return Vote(not np.isfinite(self._value[0]), round(self._exchange.weight))
+        stops = not np.isfinite(self._value[0])
+        return Vote(stops, round(self._exchange.weight), self._exchange.contributors)
 
 
 def elect(client: "Client", key: str, candidate: int | None, count: int) -> int | None:

@@ -258,6 +258,12 @@ class PacedWorkerAlgorithm(DrainableWorkerAlgorithm):
 class FiniteWorkerAlgorithm(DrainableWorkerAlgorithm):
     """Its workers also stop taking batches in the bundled loop, once they have completed their epochs, or all stop."""
 
+    def skip(self) -> None:
+        """Begin a round without contributing, and drop the steps not yet exchanged: others have trained without this
+        worker. After some of these rounds `start` gets the newest weights. Called if the algorithm module has `skips`.
+        """
+        self.drain()
+
 
 class Algorithm(Protocol):
     """The parts of an algorithm's module that training uses."""

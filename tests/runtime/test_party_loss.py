@@ -1,0 +1,150 @@
+"""A party falls silent: the others continue without it, and it takes part again when it is back."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from idx import write_data
+from training_job import TrainingJob
+from whole_job import LIMIT, WholeJob
+
+from geomx_cli.contract.config import NodeSettings
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.ps import party_loss
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.delivery import direct
+from geomx_cli.ps.party_loss import PartyLoss
+from geomx_cli.runtime.bundled.loop import Loop
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "idx", 6 * 120, 32)
+
+
+class Absence:
+    """Party B takes no step after `begins` steps, and is silent, until the others have taken `steps` more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, begins: int, steps: int) -> None:
+        self._back = threading.Event()
+        usual, silence = Loop._save, PartyLoss._silence
+
+        def save(loop: Loop) -> None:
+            usual(loop)
+            if loop._client.party == "B" and loop.position.steps == begins and not self._back.wait(60):
+                raise TimeoutError
+            if loop._client.party == "A" and loop.position.steps >= begins + steps:
+                self._back.set()
+                time.sleep(0.1)  # as over a slow link
+
+        def silent(loss: PartyLoss, rank: int) -> float:
+            gone = loss._members.party(rank).party == "B" and not self._back.is_set()
+            return 1000.0 if gone else silence(loss, rank)
+
+        monkeypatch.setattr(Loop, "_save", save)
+        monkeypatch.setattr(PartyLoss, "_silence", silent)
+        monkeypatch.setattr(party_loss, "POLL", 0.02)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "fsa": {"algo": "fsa"},
+    "fsa, momentum": {"algo": "fsa", "momentum": 0.9, "roots": 2},
+    "fsa, bsc": {"algo": "fsa", "compress": "bsc:0.05", "compress_lan": "fp16"},
+    "fsa, p3": {"algo": "fsa", "p3": True},
+    "hfa": {"algo": "hfa", "k1": 2, "k2": 3, "compress_lan": "fp16"},
+    "diloco": {"algo": "diloco", "inner_steps": 2, "compress": "sparseloco", "compress_lan": "fp16"},
+    "diloco, fragments": {"algo": "diloco", "inner_steps": 4, "fragments": 2, "overlap": 1, "compress": "int8"},
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_silent_party_skips_what_it_has_missed(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Absence(monkeypatch, 12, 36)
+    options = {"parties": 3, "batch_size": 4, "party_loss": "out", "data_dir": str(data), **WAYS[name]}
+    job = TrainingJob(tmp_path, **options)
+    job.run()
+    ends = [job.finished[rank] for rank in range(6)]
+    assert len({end["parameters"] for end in ends}) == 1
+    assert {end["stopped"] for end in ends} == {"epochs"}
+    samples = [end["samples"] for end in ends]
+    assert samples[:2] == samples[4:] == [240, 240]
+    assert all(30 * 4 <= 240 - own <= 44 * 4 for own in samples[2:4]), samples
+    assert sum("party was left out" in text for text in job.warnings) == 2
+
+
+# The numbers, of another computation.
+
+SIZE, RATE, MOMENTUM = 1000, 0.1, 0.9
+LAST, BEGINS, BACK = 12, 3, 6
+
+
+class _Rounds(WholeJob):
+    """Three parties contribute numbers to LAST rounds of one key. Party B is away from round BEGINS on, until the
+    others have the result of round BACK. Then it contributes to round BEGINS, and abstains until it takes part.
+
+    live: the first round of all parties after that.
+    """
+
+    def __init__(self, away: "threading.Event") -> None:
+        self._away = away
+        self.live = 0
+        super().__init__(parties=3, party_loss="out")
+
+    def _work(self, settings: NodeSettings) -> None:
+        client = Client(settings, EventLog(None), direct.worker())
+        if client.global_rank == 0:
+            client.control.set_optimizer("sgd", {"learning_rate": RATE, "momentum": MOMENTUM})
+        client.declare([Tensor("w", SIZE, "float32")])
+        client.init({"w": np.zeros(SIZE, np.float32)})
+        client.pull("w", np.empty(SIZE, np.float32)).result(LIMIT)
+        found: dict[tuple[int, str], Array] = {}
+        for number in range(1, LAST + 1):
+            if client.party == "B" and number == BEGINS:
+                assert self._away.wait(LIMIT)
+            given = None if client.has_missed else given_by(client.global_rank, number)
+            had_missed, out = client.has_missed, np.empty(SIZE, np.float32)
+            client.exchange("w", given, out).done.result(LIMIT)
+            if had_missed and not client.has_missed:
+                self.live = number
+            if not client.has_missed:
+                found[number, "w"] = out
+            if client.party == "A" and number >= BACK:
+                self._away.set()
+                time.sleep(0.1)
+        self.results[client.global_rank] = found
+        client.leave()
+        client.close()
+
+
+def given_by(rank: int, number: int) -> Array:
+    return np.random.default_rng([rank, number]).standard_normal(SIZE).astype(np.float32)
+
+
+def test_a_party_that_is_out_counts_as_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    away, usual = threading.Event(), PartyLoss._silence
+    monkeypatch.setattr(PartyLoss, "_silence", lambda loss, rank: usual(loss, rank) if away.is_set() else 1000.0)
+    monkeypatch.setattr(party_loss, "POLL", 0.02)
+    job = _Rounds(away)
+    results = job.run()
+    assert BACK < job.live < LAST
+    weights, velocity = np.zeros(SIZE), np.zeros(SIZE)
+    for number in range(1, LAST + 1):
+        out = BEGINS <= number < job.live
+        present = [0, 1, 4, 5] if BEGINS <= number <= job.live else range(6)
+        total = sum(given_by(rank, number).astype(np.float64) for rank in present) * (6 / 4 if out else 1)
+        velocity = MOMENTUM * velocity + total
+        weights = weights - RATE * velocity
+        for rank, found in results.items():
+            absent = rank in (2, 3) and out
+            assert ((number, "w") in found) != absent
+            if not absent:
+                np.testing.assert_allclose(found[number, "w"], weights, rtol=1e-4, atol=1e-5)
+    for rank in range(1, 6):
+        assert np.array_equal(results[rank][LAST, "w"], results[0][LAST, "w"])
