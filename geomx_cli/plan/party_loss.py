@@ -15,14 +15,15 @@ FEWEST = 3
 
 
 def policy(inventory: Inventory, options: Mapping[str, Value], script: tuple[str, ...]) -> str:
-    """Return "out", "wait" or "end". Raises InvalidSettings if the user has chosen "out" where it is impossible."""
+    """Return "out" instead of "auto" if the job can continue without a party; otherwise the option, unchanged.
+
+    Raises InvalidSettings if the user has chosen "out" where it is impossible.
+    """
     wanted, reason = str(options["party_loss"]), _reason(inventory, options, script)
     if wanted == "out" and reason:
         raise InvalidSettings(f"--party-loss out: {reason}", "leave --party-loss out: then the job waits")
-    if wanted != "auto":
-        return wanted
     training = [party for party in (inventory.central, *inventory.parties) if party.workers]
-    return "wait" if reason or len(training) < FEWEST else "out"
+    return "out" if wanted == "auto" and not reason and len(training) >= FEWEST else wanted
 
 
 def _reason(inventory: Inventory, options: Mapping[str, Value], script: tuple[str, ...]) -> str:

@@ -23,7 +23,9 @@ from geomx_cli.ps.cluster.node import Node
 
 __all__ = ["PartyLoss"]
 
-POLL = 1.0
+POLL, LATE = 1.0, 2.0
+"""Seconds between checks, and by which a check may be late. If it is later, this process was stopped, and has not read
+what the parties have sent."""
 ROUNDS, LEAST, MOST = 5, 20.0, 120.0
 """The grace period: so many median rounds, within these limits in seconds."""
 NEAR = 2
@@ -35,7 +37,7 @@ KNOWN = 21
 class PartyLoss:
     """Decides at a root which parties are left out. Used by the loop's thread only.
 
-    policy: of the option `party_loss`. "out"; "end": the job fails instead; any other: no party is left out.
+    policy: the option `party_loss`. "end": the job fails where "out" leaves a party out. Any other: it never does.
     on_change: called when a party was left out, or takes part again.
     """
 
@@ -47,6 +49,8 @@ class PartyLoss:
         self._table = table
         self._policy = policy
         self._on_change = on_change
+        self._checked = 0.0
+        self._begun = time.monotonic()
         self._durations: deque[float] = deque(maxlen=KNOWN)
         self._last, self._when = 0, 0.0  # the newest round, and when it ended
 
@@ -79,13 +83,16 @@ class PartyLoss:
         return min(MOST, max(LEAST, ROUNDS * median(self._durations))) if self._durations else MOST
 
     def _poll(self) -> None:
+        pause, self._checked = time.monotonic() - self._checked, time.monotonic()
         self._note_rounds()
+        if pause > POLL + LATE:
+            return
         oldest = self._table.oldest()
         missing = oldest[2] if oldest is not None else frozenset[int]()
-        if not missing or not all(self._members.is_party(rank) for rank in missing) or self._table.holds_sums:
+        if not missing or not all(self._members.is_party(rank) for rank in missing):
             return
         silent = {rank: self._silence(rank) for rank in missing}
-        if min(silent.values()) <= self.grace or not self._members.may_leave_out(missing):
+        if min(silent.values()) <= self.grace or not self._members.may_leave_out(missing) or self._table.holds_sums:
             return
         for rank, seconds in silent.items():
             self._lose(rank, seconds)
@@ -99,7 +106,8 @@ class PartyLoss:
 
     def _silence(self, rank: int) -> float:
         """Seconds for which one of this party's servers has been silent."""
-        return max(time.monotonic() - link.health.heard for link in self._members.links(rank))
+        links = (server.link for server in self._members.of_rank(rank))
+        return time.monotonic() - min(self._begun if link is None else link.health.heard for link in links)
 
     def _lose(self, rank: int, seconds: float) -> None:
         party = self._members.party(rank)

@@ -92,6 +92,7 @@ class _Slice(msgspec.Struct, array_like=True):
     version: int
     forwarded: int
     newest: int
+    missed: int
     hyper: dict[str, float]
     initial_from: str
     initial_digest: bytes
@@ -127,7 +128,7 @@ def record_of(entry: SliceState, *, asynchronous: bool, optimizers: int) -> tupl
     names = _Names()
     saved = _Slice(
         entry.key, entry.index, entry.root, entry.length, entry.dtype, entry.offset, entry.row, entry.size,
-        entry.shard, entry.version, entry.forwarded, entry.newest, entry.hyper, entry.initial_from,
+        entry.shard, entry.version, entry.forwarded, entry.newest, entry.missed, entry.hyper, entry.initial_from,
         entry.initial_digest, asynchronous, optimizers, names.of(entry.value),
         {part: {name: names.of(array) for name, array in arrays.items()} for part, arrays in entry.parts.items()},
         [_cohort(cohort, names) for cohort in entry.cohorts.values() if cohort.closed],
@@ -177,7 +178,8 @@ def read(saved: Saved, table: SliceTable, optimizers: int) -> None:
     )  # fmt: skip
     entry = table.add(header)
     arrays = saved.arrays
-    entry.version, entry.forwarded, entry.newest = known.version, known.forwarded, known.newest
+    entry.version, entry.forwarded = known.version, known.forwarded
+    entry.newest, entry.missed = known.newest, known.missed
     entry.initial_from, entry.initial_digest = known.initial_from, known.initial_digest
     entry.value = arrays[known.value] if known.value else None
     entry.parts = {part: {name: arrays[at] for name, at in names.items()} for part, names in known.parts.items()}

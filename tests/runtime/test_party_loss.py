@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from idx import write_data
-from training_job import TrainingJob
+from training_job import Killed, TrainingJob
 from whole_job import LIMIT, WholeJob
 
 from geomx_cli.contract.config import NodeSettings
@@ -20,6 +20,7 @@ from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.delivery import direct
 from geomx_cli.ps.party_loss import PartyLoss
 from geomx_cli.runtime.bundled.loop import Loop
+from geomx_cli.runtime.training.stop_vote import StopVote
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,31 @@ def test_a_silent_party_skips_what_it_has_missed(
     assert samples[:2] == samples[4:] == [240, 240]
     assert all(30 * 4 <= 240 - own <= 44 * 4 for own in samples[2:4]), samples
     assert sum("party was left out" in text for text in job.warnings) == 2
+
+
+@pytest.mark.parametrize("name", ["fsa", "hfa", "diloco, fragments"])
+def test_workers_are_killed_while_they_catch_up(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Absence(monkeypatch, 12, 36)
+    usual, votes = StopVote.begin, dict[int, int]()
+
+    def begin(vote: StopVote, **given: Any) -> None:
+        if vote._client.has_missed:
+            rank = vote._client.global_rank
+            votes[rank] = votes.get(rank, 0) + 1
+            if votes[rank] in (1, 4, 9):
+                raise Killed
+        usual(vote, **given)
+
+    monkeypatch.setattr(StopVote, "begin", begin)
+    options = {"parties": 3, "batch_size": 4, "party_loss": "out", "data_dir": str(data), **WAYS[name]}
+    job = TrainingJob(tmp_path, **options)
+    job.run()
+    assert job.kills == 6
+    ends = [job.finished[rank] for rank in range(6)]
+    assert len({end["parameters"] for end in ends}) == 1
+    assert all(30 * 4 <= 240 - end["samples"] <= 44 * 4 for end in ends[2:4])
 
 
 # The numbers, of another computation.

@@ -112,7 +112,7 @@ class Aggregator:
         if header.round <= cohort.finished:
             if header.round == cohort.finished and cohort.result is not None:
                 self._sender.answer(entry, waiter, header.round, cohort.result)
-            elif has_missed:  # else a late duplicate
+            elif has_missed or header.round <= entry.missed:  # else a late duplicate
                 self._sender.answer_missed(entry, waiter, header.round, cohort.finished)
             link.consumed(size)
             return

@@ -216,6 +216,7 @@ class ResultSender:
         if entry.newest:
             for compression in self._compressions:
                 compression.forget(entry, cohort.member)  # a change would leave most of the value as it was
+            entry.missed = cohort.finished
             return Result((), entry.version, newest=entry.newest)
         accumulator, waiters = round_.accumulator, round_.waiting()
         changed, cohort.changed = cohort.changed, None

@@ -35,6 +35,7 @@ class SliceState(SliceView):
     forwarded: rounds sent to the root.
     newest: at a local server whose party was left out: the newest round at the root, until the party takes part in a
         round again; otherwise 0.
+    missed: at such a server: the last of its members' rounds that was over without the party.
     fetching: whether the value was requested from the root.
     pulls: the pulls that wait for the value, by request number.
     hyper: the hyper-parameters set for its optimizer.
@@ -52,6 +53,7 @@ class SliceState(SliceView):
     shard: int
     forwarded: int = 0
     newest: int = 0
+    missed: int = 0
     fetching: bool = False
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)

@@ -141,7 +141,7 @@ class ServerMembers(Members):
         if (known := self._known(link)) is not None:
             self._come_back(known, own, workers if plane == "global" else 1, link)
             return
-        others = [other for other in self._of_rank(own) if other.link is not None]
+        others = [other for other in self.of_rank(own) if other.link is not None]
         if plane == "global":
             self._check_workers(link, workers, others)
         elif others:
@@ -212,13 +212,13 @@ class ServerMembers(Members):
 
     def leave_out(self, rank: int, since: float, round_: int) -> None:
         """Rounds and barriers do not wait for this party, until `take_in`."""
-        for member in self._of_rank(rank):
+        for member in self.of_rank(rank):
             member.state, member.out_since, member.out_round = "out", since, round_
         self._require()
 
     def take_in(self, rank: int) -> None:
         """This party takes part again."""
-        for member in self._of_rank(rank):
+        for member in self.of_rank(rank):
             member.state = "in"
         self._require()
 
@@ -231,11 +231,11 @@ class ServerMembers(Members):
     @property
     def out(self) -> list[Member]:
         """One member of each party that is left out."""
-        return [self._of_rank(rank)[0] for rank in self._out]
+        return [self.of_rank(rank)[0] for rank in self._out]
 
     def party(self, rank: int) -> Member:
         """The first server of this party to arrive."""
-        return self._of_rank(rank)[0]
+        return self.of_rank(rank)[0]
 
     def share_factor(self, ranks: Collection[int]) -> float:
         """The factor for the sum of a round to which these ranks have contributed. With it, each party that is left out
@@ -259,7 +259,7 @@ class ServerMembers(Members):
         self._mark_set_up(rank, False)
 
     def _mark_set_up(self, rank: int, is_set_up: bool) -> None:
-        for member in self._of_rank(rank):
+        for member in self.of_rank(rank):
             member.is_set_up = is_set_up
         self._require()
 
@@ -278,12 +278,13 @@ class ServerMembers(Members):
         """Whether all members have arrived, in this life of the server or an earlier one."""
         return len(self) >= self._expected
 
-    def _of_rank(self, rank: int) -> list[Member]:
+    def of_rank(self, rank: int) -> list[Member]:
+        """The members of one rank: several if a party has several local servers."""
         return self._by_rank.get(rank, [])
 
     def links(self, rank: int) -> list[Link]:
-        """The links of one rank: several if a party has several local servers."""
-        return [member.link for member in self._of_rank(rank) if member.link is not None]
+        """The links of one rank."""
+        return [member.link for member in self.of_rank(rank) if member.link is not None]
 
     def local_servers(self) -> list[Link]:
         """The links to the parties' local servers; none in a flat cluster."""
@@ -361,7 +362,7 @@ class ServerMembers(Members):
 
     def names(self, ranks: Iterable[int]) -> list[str]:
         """The names of the processes of these ranks."""
-        return [member.process for rank in sorted(ranks) for member in self._of_rank(rank)]
+        return [member.process for rank in sorted(ranks) for member in self.of_rank(rank)]
 
     def of_own_plane(self) -> list[int]:
         """The members of a party's barrier: at a root with a global plane, the central party's processes."""
