@@ -193,6 +193,10 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "out", "wait", "end"),
     ),
     _net(
+        "absence", "duration", 3600.0, "GEOMX_ABSENCE",
+        "How long a party may be out (--party-loss out) before the job ends.", minimum=1, maximum=86400 * 30,
+    ),
+    _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
         "Longest wait for an answer outside a round. Time in which a link is cut does not count. In jobs started by"
         " hand --timeout also limits the wait until other processes join. With geomx launch scripts may join at any"

@@ -87,6 +87,11 @@ class PartyLoss:
         self._note_rounds()
         if pause > POLL + LATE:
             return
+        for party in self._members.out if not self._members.training() else ():
+            if (seconds := self._silence(party.rank)) > self._node.settings.number("silence"):
+                what = f"party {party.party} has been silent for {seconds:.0f} s, and all other parties have finished"
+                hint = "their workers have saved the final model; see whether the party's hosts run, and their links"
+                self._node.fail(PeerLost(what, hint, peer=party.process, missed="silent", seconds=seconds))
         oldest = self._table.oldest()
         missing = oldest[2] if oldest is not None else frozenset[int]()
         if not missing or not all(self._members.is_party(rank) for rank in missing):

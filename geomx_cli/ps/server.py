@@ -29,7 +29,7 @@ from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placements
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.local_services import LocalServices
-from geomx_cli.ps.net.lanes import Lane
+from geomx_cli.ps.net.lanes import QUIET, Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.memory import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
@@ -210,7 +210,7 @@ class Server:
         self._joining.check_identity(link)
         self._members.arrive(link)
         self._state.save_members(self._members)
-        self.node.liveness.watch(link)
+        self.node.liveness.watch(link, self.node.absence if link.hello.get("plane") == "global" else 0.0)
         self._serve()
 
     def _on_renewed(self, link: Link) -> None:
@@ -353,8 +353,16 @@ class Server:
                 yield PendingWait("reached a barrier", began, late)
 
     def _active(self) -> float:
-        """See Liveness: scripts that agents have started may take any time until they join."""
-        return time.monotonic() if self._settings.supervised and not self._members.complete else 0.0
+        """See Liveness: scripts that agents have started may take any time until they join. So may a party that is out,
+        until it is back.
+        """
+        joining = self._settings.supervised and not self._members.complete
+        return time.monotonic() if joining or self._is_cut_off() else 0.0
+
+    def _is_cut_off(self) -> bool:
+        """Whether this party may be left out, because a root is silent."""
+        roots = self._upstream.links if self._upstream is not None and self.node.absence else ()
+        return any(time.monotonic() - root.health.heard > QUIET for root in roots)
 
     def _report(self) -> None:
         self.node.telemetry.awaited = self._straggler_monitor.awaited()

@@ -102,7 +102,7 @@ class ServerJoining:
                 plane="global", rank=self.party_index, workers=settings.local.workers,
             )  # fmt: skip
             upstream.links.append(link)
-            self._node.liveness.watch(link)
+            self._node.liveness.watch(link, self._node.absence)
         self._peers.join(membership, self.party_index)
         self._joined(membership)
 

@@ -54,8 +54,11 @@ def host_specs(
 ) -> dict[str, HostSpec]:  # fmt: skip
     """Return each host's part of the plan, which was made of `inventory`. `working_dirs`: working directory of the
     processes per host; `lease`: seconds that they continue without the control machine, 0 for unlimited;
-    `checkpoints`: from which they go on, by host.
+    `checkpoints`: from which they go on, by host. Hosts of a party that may be left out have longer leases.
     """
+    options = plan.spec.options
+    absence = float(options["absence"]) if options["party_loss"] == "out" else 0.0
+    leases = {host: max(lease, absence) if lease and _may_be_out(plan, host) else lease for host in plan.hosts}
     clear = ("PORT", *env_names.of_options())
     return {
         host: HostSpec(
@@ -65,7 +68,7 @@ def host_specs(
             sockets=plan.socket_dirs[host],
             socket=f"{plan.socket_dirs[host]}/agent-{index}.sock",
             working_dir=working_dirs[host],
-            lease=lease,
+            lease=leases[host],
             silence=float(plan.spec.options["silence"]),
             grace=float(plan.spec.options["grace"]),
             restarts=int(plan.spec.options["restarts"]),
@@ -79,6 +82,11 @@ def host_specs(
         )
         for index, host in enumerate(plan.hosts)
     }
+
+
+def _may_be_out(plan: Plan, host: str) -> bool:
+    """Whether a host has only processes of parties that the job can leave out."""
+    return not any(process.role.startswith("global") for process in plan.on_host(host))
 
 
 def key_files(plan: Plan) -> dict[str, dict[str, File]]:

@@ -150,6 +150,7 @@ class Liveness:
         self._active = active
         self._supervised = supervised
         self._links: dict[Link, float] = {}  # when its silence began (monotonic), if reported; otherwise 0
+        self._limits: dict[Link, float] = {}  # of links that may be silent for longer
         self._leaving: set[Link] = set()
         self._last = 0.0
 
@@ -158,8 +159,12 @@ class Liveness:
         self._last = time.monotonic()
         self._loop.every(self._interval, self._tick)
 
-    def watch(self, link: Link) -> None:
-        """Start monitoring this peer. Idempotent."""
+    def watch(self, link: Link, silence: float = 0.0) -> None:
+        """Start monitoring this peer. Idempotent. silence: for how long this link may be silent, if that is longer than
+        for others.
+        """
+        if silence > self._silence:
+            self._limits[link] = silence
         if link not in self._links:
             link.health.expect()
             self._links[link] = 0.0
@@ -184,6 +189,7 @@ class Liveness:
     def forget(self, link: Link) -> None:
         """This peer has sent its final message: stop monitoring it."""
         self._links.pop(link, None)
+        self._limits.pop(link, None)
         self._leaving.discard(link)
 
     def _tick(self) -> None:
@@ -226,7 +232,7 @@ class Liveness:
         elif silent >= min(QUIET, self._silence / 2):
             self._links[link] = link.health.heard
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
-            limited = f"for {self._silence:g} s at most (--silence)"
+            limited = f"for {self._limit(link):g} s at most (--{'absence' if link in self._limits else 'silence'})"
             what = f"reconnecting, {limited}"
             if runs:
                 what = f"it has not ended, and is waited for{'' if self._supervised else f', {limited}'}"
@@ -251,19 +257,23 @@ class Liveness:
         """Why this peer is considered lost, or None."""
         name, silent = link.name, now - link.health.heard
         where = f"on link {self._process} - {name}"
-        if silent > self._silence:
+        if silent > self._limit(link):
             hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
+            hint += " --absence" if link in self._limits else " --silence"
             what = f"{name} has been silent for {silent:.0f} s {where}"
-            return PeerLost(what, f"{hint} --silence", peer=name, missed="silent", seconds=silent)
+            return PeerLost(what, hint, peer=name, missed="silent", seconds=silent)
         if link.health.heard > link.health.closed + REST:
             # It was an older connection: the system may reuse its descriptor before the close is reported.
             link.health.closed = 0.0
-        limit = LEAVE if link in self._leaving else self._silence if self._supervised else RETURN
+        limit = LEAVE if link in self._leaving else self._limit(link) if self._supervised else RETURN
         if link.health.closed and now - link.health.closed > limit:
             gone = now - link.health.closed
             what = f"{name} has been gone for {gone:.0f} s {where}: it closed the connection"
             return PeerLost(what, "it has died, or was ended; see its log", peer=name, missed="gone", seconds=gone)
         return None
+
+    def _limit(self, link: Link) -> float:
+        return self._limits.get(link, self._silence)
 
     def _warn(self, message: str) -> None:
         self._events.write(WarningRaised(message=message))

@@ -43,6 +43,7 @@ class MemberNode(Protocol):
     settings: NodeSettings
     timeout: float
     joining: float
+    absence: float
     telemetry: Telemetry
     events: EventLog
     loop: Loop
@@ -77,10 +78,9 @@ class Membership:
         self._plane = plane
         self._missing = "the others"
         self._heard, self._began = False, time.monotonic()
-        settings = node.settings
-        self.link = node.transport.dial(
-            plane.to_dial(), f"the scheduler at {plane.endpoint}", wide_area=facts.pop("wide_area", False)
-        )
+        settings, wide_area = node.settings, facts.pop("wide_area", False)
+        self.link = node.transport.dial(plane.to_dial(), f"the scheduler at {plane.endpoint}", wide_area=wide_area)
+        self._silence = node.absence if wide_area else 0.0
         self._facts = {
             "role": role,
             "process": node.process,
@@ -125,7 +125,7 @@ class Membership:
         topic, body = request.topic, request.body
         self._heard = True
         if topic == "pending":
-            self._node.liveness.watch(self.link)  # as the scheduler does from now on
+            self._node.liveness.watch(self.link, self._silence)  # as the scheduler does from now on
             known, self._missing = self._missing, body["missing"]
             if self._missing == known:
                 return
@@ -143,7 +143,7 @@ class Membership:
         self._heard = True
         self.rank = body["rank"]
         self.link.name = body["scheduler"]
-        self._node.liveness.watch(self.link)
+        self._node.liveness.watch(self.link, self._silence)
         self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
         self._on_roster(self)
 

@@ -57,6 +57,7 @@ class Node:
     active: see Liveness.
     listens: the bound endpoints.
     joining: seconds that others may take to join; no limit under an agent.
+    absence: seconds for which links between parties may be silent, if a party may be left out; otherwise 0.
     patience: seconds that a round or barrier may take without progress. A script may request more than the option
         allows.
     encoded: bytes before and after encoding, by plane.
@@ -85,6 +86,7 @@ class Node:
         self.loop = Loop()
         self.timeout = settings.number("timeout")
         self.patience = settings.number("patience")
+        self.absence = settings.number("absence") if settings.text("party_loss") == "out" else 0.0
         # An agent reports a process that ends before it has joined. Until it has joined, its script may take any time.
         self.joining = UNLIMITED if settings.supervised else self.timeout
         self.rpc = Rpc(self.loop, self.timeout, settings.incarnation)

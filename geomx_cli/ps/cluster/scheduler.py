@@ -295,7 +295,7 @@ class Scheduler:
 
     def _answer(self, member: Member, request: Request) -> None:
         """Send the roster."""
-        self.node.liveness.watch(request.link)
+        self.node.liveness.watch(request.link, self._absence(member))
         request.answer({"rank": member.rank, "members": self._roster(), "scheduler": self.node.process})
 
     def _roster(self) -> list[dict[str, Any]]:
@@ -347,7 +347,7 @@ class Scheduler:
         self._members.add(Member(link.name, link=link))
         member = self._members.at(link)
         if member is not None and member.state != "gone":
-            self.node.liveness.watch(link)
+            self.node.liveness.watch(link, self._absence(member))
             if member.state == "left":
                 self.node.shutdown.expect_gone(link)
         self._end_if_over()
@@ -399,7 +399,9 @@ class Scheduler:
             message = f"restarted, and has the roster of {counted(len(self._members), 'member')}"
             self.node.events.write(StateChanged(state="serving", message=message))
             self.node.loop.call_later(PARTING, self._miss_leaving)
-            self.node.loop.call_later(self.node.settings.number("silence"), self._miss)
+            silence = self.node.settings.number("silence")
+            for limit in {silence, *(max(silence, self._absence(member)) for member in self._members)}:
+                self.node.loop.call_later(limit, partial(self._miss, limit))
         self._end_if_over()
 
     def _miss_leaving(self) -> None:
@@ -409,11 +411,14 @@ class Scheduler:
                 member.state = "gone"
         self._end_if_over()
 
-    def _miss(self) -> None:
-        """All other members have had time to dial again."""
-        silence = self.node.settings.number("silence")
+    def _absence(self, member: Member) -> float:
+        """For how long a member's link may be silent, if it may be longer than others: its party may be left out."""
+        return self.node.absence if self._global and member.role == "worker" else 0.0
+
+    def _miss(self, silence: float) -> None:
+        """All members that may be silent for no longer have had time to dial again."""
         for member in self._members:
-            if member.link is None and not member.has_left:
+            if member.link is None and not member.has_left and self._absence(member) <= silence:
                 what = f"{member.process} has been silent for {silence:g} s, since {self.node.process} was restarted"
                 hint = "see its log, whether its machine runs, and the link"
                 self.node.fail(PeerLost(what, hint, peer=member.process, missed="silent", seconds=silence))
