@@ -98,7 +98,8 @@ class Telemetry(Event, tag="telemetry"):
 
     round: the newest round to which the process has contributed.
     awaited: the processes that others wait for at this server.
-    left_out: the parties for which a root's rounds do not wait (`--party-loss out`), with time and number of rounds.
+    left_out: the parties for which a root's rounds do not wait (`--party-loss out`), each with since when and for how
+        many rounds.
     waiting: the share of its time that a worker waits for others.
     progress: the share of the training that is done.
     left_s: estimated remaining seconds.
@@ -118,7 +119,7 @@ class Telemetry(Event, tag="telemetry"):
     progress: Share | None = None
     left_s: Seconds | None = None
     awaited: str = ""
-    left_out: str = ""
+    left_out: dict[str, str] = {}
     bytes: Traffic | None = None
     refused: dict[str, Count] = {}
     versions: dict[str, Count] = {}

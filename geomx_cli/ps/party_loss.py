@@ -70,12 +70,12 @@ class PartyLoss:
             self._on_change()
         return party.out_since > 0
 
-    def describe(self) -> str:
-        """The parties that are left out, such as "B since 12:03:10 (34 rounds)"; "" for none."""
-        return ", ".join(
-            f"{party.party} since {_clock(party.out_since)} ({counted(self._rounds_without(party), 'round')})"
+    def left_out(self) -> dict[str, str]:
+        """The parties that are left out, each as "since 12:03:10 (34 rounds)"."""
+        return {
+            party.party: f"since {_clock(party.out_since)} ({counted(self._rounds_without(party), 'round')})"
             for party in self._members.out
-        )
+        }
 
     @property
     def grace(self) -> float:

@@ -366,7 +366,7 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry.awaited = self._straggler_monitor.awaited()
-        self.node.telemetry.left_out = self._party_loss.describe()
+        self.node.telemetry.left_out = self._party_loss.left_out()
         self.node.telemetry.round = self._table.contributed
         self.node.encoded = self._compression.bytes
         if self._is_root and self._table.asynchronous:

@@ -32,19 +32,21 @@ class Absence:
     """Party B takes no step after `begins` steps, and is silent, until the others have taken `steps` more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, begins: int, steps: int) -> None:
-        self._back = threading.Event()
+        self._begun, self._back = threading.Event(), threading.Event()
         usual, silence = Loop._save, PartyLoss._silence
 
         def save(loop: Loop) -> None:
             usual(loop)
-            if loop._client.party == "B" and loop.position.steps == begins and not self._back.wait(60):
-                raise TimeoutError
+            if loop._client.party == "B" and loop.position.steps == begins:
+                self._begun.set()
+                if not self._back.wait(60):
+                    raise TimeoutError
             if loop._client.party == "A" and loop.position.steps >= begins + steps:
                 self._back.set()
                 time.sleep(0.1)  # as over a slow link
 
         def silent(loss: PartyLoss, rank: int) -> float:
-            gone = loss._members.party(rank).party == "B" and not self._back.is_set()
+            gone = loss._members.party(rank).party == "B" and self._begun.is_set() and not self._back.is_set()
             return 1000.0 if gone else silence(loss, rank)
 
         monkeypatch.setattr(Loop, "_save", save)
@@ -115,12 +117,12 @@ class _Rounds(WholeJob):
     """Three parties contribute numbers to LAST rounds of one key. Party B is away from round BEGINS on, until the
     others have the result of round BACK. Then it contributes to round BEGINS, and abstains until it takes part.
 
-    live: the first round of all parties after that.
+    begun: whether it is away, or was. live: the first round of all parties after that.
     """
 
     def __init__(self, away: "threading.Event") -> None:
         self._away = away
-        self.live = 0
+        self.begun, self.live = False, 0
         super().__init__(parties=3, party_loss="out")
 
     def _work(self, settings: NodeSettings) -> None:
@@ -133,6 +135,7 @@ class _Rounds(WholeJob):
         found: dict[tuple[int, str], Array] = {}
         for number in range(1, LAST + 1):
             if client.party == "B" and number == BEGINS:
+                self.begun = True
                 assert self._away.wait(LIMIT)
             given = None if client.has_missed else given_by(client.global_rank, number)
             had_missed, out = client.has_missed, np.empty(SIZE, np.float32)
@@ -155,7 +158,11 @@ def given_by(rank: int, number: int) -> Array:
 
 def test_a_party_that_is_out_counts_as_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     away, usual = threading.Event(), PartyLoss._silence
-    monkeypatch.setattr(PartyLoss, "_silence", lambda loss, rank: usual(loss, rank) if away.is_set() else 1000.0)
+
+    def silence(loss: PartyLoss, rank: int) -> float:
+        return 1000.0 if rank == 1 and job.begun and not away.is_set() else usual(loss, rank)
+
+    monkeypatch.setattr(PartyLoss, "_silence", silence)
     monkeypatch.setattr(party_loss, "POLL", 0.02)
     job = _Rounds(away)
     results = job.run()

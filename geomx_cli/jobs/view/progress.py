@@ -150,17 +150,28 @@ class Progress:
     @property
     def done(self) -> float | None:
         """The completed fraction of the training, in [0, 1], of the slowest worker whose state is known. None if no
-        worker reports it; scripts need not.
+        worker reports it; scripts need not. Parties that are left out do not count.
         """
-        rows = [row for row in self.training_rows if not row.state.startswith("?") or row.progress is not None]
+        rows = [row for row in self._present if not row.state.startswith("?") or row.progress is not None]
         if not rows or (all(row.progress is None for row in rows) and not all(row.status == 0 for row in rows)):
             return None
         return min((1.0 if row.status == 0 else row.progress or 0.0 for row in rows), default=0.0)
 
     @property
+    def left_out(self) -> Mapping[str, str]:
+        """The parties that are left out, see Telemetry."""
+        told = (row.left_out for row in self.rows.values() if row.left_out and row.status is None)
+        return next(told, {})
+
+    @property
+    def _present(self) -> list[ProcessState]:
+        out = self.left_out
+        return [row for row in self.training_rows if row.process.party not in out]
+
+    @property
     def left_s(self) -> float | None:
         """Estimated seconds until the last worker is done; None once all have ended."""
-        left = [row.left_s for row in self.training_rows if row.left_s is not None and row.status is None]
+        left = [row.left_s for row in self._present if row.left_s is not None and row.status is None]
         return max(left, default=None)
 
     @property

@@ -69,7 +69,7 @@ class ProcessState:
     progress: float | None = None
     left_s: float | None = None
     awaited: str = ""
-    left_out: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     datagrams: dict[str, int] = field(default_factory=dict)
     relayed: dict[str, int] = field(default_factory=dict)

@@ -263,8 +263,8 @@ def sentence(progress: Progress) -> str:
 
 def _left_out(progress: Progress) -> str:
     """Return the parties that are left out, as "without party B since 12:03:10 (34 rounds)"; "" for none."""
-    told = {row.left_out for row in progress.rows.values() if row.left_out and row.status is None}
-    return f"without party {min(told)}" if told else ""
+    told = [f"{party} {since}" for party, since in progress.left_out.items()]
+    return f"without party {', '.join(told)}" if told else ""
 
 
 # What a job waits for: before its first step, in a round, or at its end.

@@ -40,6 +40,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._inbox: deque[Callable[[], None]] = deque()
+        self._is_woken = False  # the loop will still empty the inbox
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._idle: list[Callable[[], None]] = []
         self._stopping = self._closed = False
@@ -87,9 +88,9 @@ class Loop:
         """
         with self._lock:
             if not self._closed:
-                was_empty = not self._inbox
                 self._inbox.append(callback)
-                if was_empty or len(self._inbox) == 1:  # otherwise the loop is awake, or is being woken
+                if not self._is_woken:
+                    self._is_woken = True
                     os.eventfd_write(self._wake, 1)
                 return
         callback()
@@ -143,5 +144,6 @@ class Loop:
 
     def _drain_inbox(self) -> None:
         os.eventfd_read(self._wake)
+        self._is_woken = False  # before the inbox is read: a callback that comes from now on wakes the loop again
         while self._inbox:
             self._inbox.popleft()()
