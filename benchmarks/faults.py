@@ -21,7 +21,6 @@ the last one. Repeated samples count once. "Kept" compares both jobs. Needs root
 """
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -29,30 +28,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from netns import call
+from job_sites import CONTROL, Sites
 from outcome import conclude
-from sites import make_key, sshd, wait_for
 from wan import Wan
 
 from geomx_cli.core.errors import CheckFailed
 
-CONTROL = "control"
 CALM, FAULTS = "c", "f"
 """The jobs, with which the names of their hosts begin."""
-CUT = """add table inet cut
-add chain inet cut input { type filter hook input priority 0; }
-add rule inet cut input iifname "eth0" drop
-add chain inet cut output { type filter hook output priority 0; }
-add rule inet cut output oifname "eth0" drop"""
 TOGETHER = ("stop", "cut")
 PAUSES = (2.0, 8.0)  # seconds
-STARTING, ENDING = 60.0, 120.0
+ENDING = 120.0
 
 
 @dataclass(frozen=True)
@@ -78,72 +70,6 @@ class Outcome:
     @property
     def throughput(self) -> float:
         return self.samples / self.seconds
-
-
-class Sites:
-    """The hosts of a job, the central one first, and the cores for all of its processes."""
-
-    def __init__(self, wan: Wan, folder: Path, names: Sequence[str], cores: Sequence[int]) -> None:
-        self.wan, self.folder, self.names = wan, folder, names
-        self._pinned = ["taskset", "--cpu-list", ",".join(map(str, cores))]
-        self.hub = names[0]
-
-    def listen(self) -> None:
-        """Start the hosts' sshds, and write hosts.toml."""
-        key = make_key(self.folder / "key")
-        commands = [sshd(self.folder, name, self.wan.address(name), 22, key, Path.home()) for name in self.names]
-        running = [
-            self.wan.popen(name, [*self._pinned, *command])
-            for name, command in zip(self.names, commands, strict=True)
-        ]
-        wait_for(running, [self.folder / f"{name}.log" for name in self.names])
-        (self.folder / "hosts.toml").write_text(self.inventory())
-
-    def inventory(self) -> str:
-        """hosts.toml."""
-        lines = [f'central = "{self.hub}"', "[defaults]", f'python = "{sys.executable}"', f'key = "{self.folder}/key"']
-        for name in self.names:
-            lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f'ssh = "{self.wan.address(name)}"']
-            devices = [] if name == self.hub else ["cpu"]
-            lines += [f'state_dir = "{self.folder}/{name}"', f"devices = {json.dumps(devices)}"]
-        return "\n".join(lines)
-
-    def launch(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
-        """Start `geomx launch` at the control machine. Its output goes to a file, and its last line is the result."""
-        launch = [sys.executable, "-m", "geomx_cli", "launch", "--accept-new-host-keys", "--json", *arguments]
-        env = {**os.environ, "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / CONTROL)}
-        with Path(self.folder, "out").open("w") as out, Path(self.folder, "said").open("w") as said:
-            pinned = [*self._pinned, *launch]
-            return self.wan.popen(CONTROL, pinned, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
-
-    def processes(self) -> dict[str, int]:
-        """Pids by name, as the agents have written them; agents too."""
-        found: dict[str, int] = {}
-        for name in self.names:
-            for path in Path(self.folder, name).glob("**/agent-state.json"):
-                with suppress(OSError, ValueError):
-                    state = json.loads(path.read_text())
-                    found[f"{name}/agent"] = state["agent"][0]
-                    found |= {process: pid for process, (pid, *_) in state["processes"].items()}
-        return {process: pid for process, pid in found.items() if Path(f"/proc/{pid}").exists()}
-
-    def events(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The events of the training workers, each with the worker's name; long rounds without times."""
-        for path in sorted(self.folder.glob("*/**/events/*worker*.jsonl")):
-            with path.open() as lines:
-                for line in lines:
-                    with suppress(ValueError):
-                        yield path.stem, json.loads(line)
-
-    @contextmanager
-    def cut(self, name: str) -> Iterator[None]:
-        """Drop all packets of a host."""
-        nft = self.wan.command(name, ["nft", "-f", "-"])
-        call(nft, lines=[CUT, ""])
-        try:
-            yield
-        finally:
-            call(nft, lines=["delete table inet cut", ""])
 
 
 @contextmanager
@@ -174,7 +100,7 @@ def play(given: argparse.Namespace) -> tuple[Outcome, Outcome]:
         launched = [each.launch(training) for each in made]
         try:
             for each, one in zip(made, launched, strict=True):
-                _wait_until_it_trains(each, one)
+                each.wait_until_it_trains(one)
             done = list(_disturb(made[-1], launched[-1], Random(given.seed), 60 * given.minutes, given.faults))
             ends = [one.wait(60 * given.minutes + ENDING) for one in launched]
         finally:
@@ -186,14 +112,6 @@ def play(given: argparse.Namespace) -> tuple[Outcome, Outcome]:
                 raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])
         calm, found = (_outcome(each, faults) for each, faults in zip(made, ([], done), strict=True))
         return calm, found
-
-
-def _wait_until_it_trains(made: Sites, launched: "subprocess.Popen[str]") -> None:
-    limit = time.monotonic() + STARTING
-    while not any(event["event"] == "state" and event["state"] == "training" for _, event in made.events()):
-        if launched.poll() is not None or time.monotonic() > limit:
-            raise CheckFailed("the job does not begin to train", Path(made.folder, "said").read_text()[-2000:])
-        time.sleep(0.2)
 
 
 def _disturb(
@@ -223,7 +141,7 @@ def _disturb(
 
 
 def _outcome(made: Sites, faults: list[Fault]) -> Outcome:
-    result = json.loads((made.folder / "out").read_text().splitlines()[-1])
+    result = made.result()
     ends: dict[int, dict[str, tuple[float, int, float]]] = {}
     for worker, event in made.events():
         if event["event"] == "round":  # the last event of a round counts: a restarted worker may repeat it

@@ -286,6 +286,19 @@ def test_who_is_waited_for_is_told_by_the_workers_names(planned: Plan) -> None:
     assert "waiting" not in sentence(progress)
 
 
+def test_parties_that_are_left_out_are_told_and_do_not_count_as_progress(planned: Plan) -> None:
+    progress = Progress.of(planned, time.monotonic())
+    for name, row in progress.rows.items():
+        done = 0.1 if name.startswith("B/") else 0.5
+        row.apply(Telemetry(time=1.0, number=1, state="training", round=3, progress=done), time.monotonic())
+    assert progress.done == 0.1
+    root = progress.rows["central/global_server:0"]
+    root.apply(Telemetry(time=2.0, number=2, left_out={"B": "since 12:03:10 (34 rounds)"}), time.monotonic())
+    assert progress.done == 0.5 and "without party B since 12:03:10 (34 rounds)" in sentence(progress)
+    root.apply(Telemetry(time=3.0, number=3), time.monotonic())
+    assert progress.done == 0.1 and "without" not in sentence(progress)
+
+
 def test_a_script_that_awaits_its_local_rank_is_told_where_that_is(planned: Plan) -> None:
     tail = ["usage: train.py [-h] --local_rank N", "t.py: error: the following arguments are required: --local_rank"]
     error = explain(Failure("B/worker:1", "B", "exited with status 2", 0.0, tail=tail), planned)

@@ -98,6 +98,14 @@ def test_a_process_that_runs_and_says_nothing_is_waited_for_under_an_agent(clock
         assert after is not None and after <= lanes.UNPROBED + 2
 
 
+def test_a_link_between_parties_may_be_silent_for_longer(clock: Clock) -> None:
+    peer = Watched(clock, supervised=True)
+    peer.liveness.watch(peer.link, 200.0)
+    after = peer.given_up_after(300, probes=False)
+    assert after is not None and 200 < after <= 202
+    assert peer.lost[0].hint.endswith("needs a longer --absence")
+
+
 def heartbeat(health: LinkHealth, acknowledged: int, taken: int) -> None:
     body = {"clock": 1.0, "echo": 0.0, "delay": 0.0, "acknowledged": acknowledged, "taken": taken}
     health.receive_heartbeat(memoryview(encode_body(body)))

@@ -1,5 +1,6 @@
 """Control requests as commands, which give the same state again; barriers of two levels; the table of members."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,3 +301,35 @@ def test_the_table_of_members_is_carried_over_a_restart() -> None:
         link.name, link.hello = member.process, dict(member.link.hello)  # type: ignore[union-attr]
         again.arrive(link)
     assert again.save() == members.save() and again.required_contributors() == [1]
+
+
+def members_of(*workers: int) -> ServerMembers:
+    """The members of a root: parties with so many workers each."""
+    upper = replace(PLANE, workers=len(workers))
+    members = ServerMembers(NodeSettings(role="global_server", upper=upper), True)
+    for rank, count in enumerate(workers):
+        link: Any = KeptLink()
+        link.name, link.hello = f"{rank}", {"rank": rank, "plane": "global", "workers": count, "party": f"P{rank}"}
+        members.arrive(link)
+    return members
+
+
+def test_a_party_that_is_left_out_counts_as_the_mean_of_the_others() -> None:
+    members = members_of(1, 2, 4)
+    assert members.required_contributors() == [0, 1, 2] and members.share_factor([0, 1, 2]) == 1
+    members.leave_out(1, 1000.0, 7)
+    assert members.required_contributors() == [0, 2] and members.training() == [0, 2]
+    assert members.share_factor([0, 2]) == 7 / 5
+    assert members.share_factor([0, 1, 2]) == 1, "it had contributed before"
+    again = ServerMembers(NodeSettings(role="global_server", upper=replace(PLANE, workers=3)), True)
+    again.load(members.save())
+    assert again.required_contributors() == [0, 2] and [each.out_round for each in again.out] == [7]
+    again.take_in(1)
+    assert again.required_contributors() == [0, 1, 2] and not again.out and again.party(1).out_since == 1000.0
+
+
+def test_at_least_half_of_the_parties_remain() -> None:
+    members = members_of(1, 1, 1, 1)
+    assert members.may_leave_out([0]) and members.may_leave_out([0, 3]) and not members.may_leave_out([0, 1, 2])
+    members.leave_out(3, 1000.0, 7)
+    assert members.may_leave_out([0]) and not members.may_leave_out([0, 1])

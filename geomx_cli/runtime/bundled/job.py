@@ -156,8 +156,9 @@ def _run(
         _save(client, config, algorithm, loop, model, part, score)
     client.events.write(
         ProcessFinished(
-            rounds=part.rounds, samples=loop.position.samples, seconds=loop.seconds, stopped=loop.position.stopped,
-            parameters=model.digest(), accuracy=score.accuracy, validation_loss=score.validation_loss,
+            rounds=part.rounds, samples=loop.position.samples, skipped=loop.position.skipped, seconds=loop.seconds,
+            stopped=loop.position.stopped, parameters=model.digest(), accuracy=score.accuracy,
+            validation_loss=score.validation_loss,
         )
     )  # fmt: skip
     client.report(state="finished", progress=1.0, left_s=0.0)

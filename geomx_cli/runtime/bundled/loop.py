@@ -71,7 +71,7 @@ class Position:
         rank).
     waited: steps that rounds without a batch stand for.
     samples: that this worker has trained on.
-    skipped: the part of `steps` that this worker has skipped, because its party was left out.
+    skipped: samples of the batches that this worker has skipped, because its party was left out.
     loss: mean of this worker's last round with a batch.
     seconds: of training, at the last `Loop.state`.
     checkpointed: `steps` and `waited` at the last checkpoint.
@@ -382,7 +382,8 @@ class Loop:
             if not self._client.has_missed:
                 break
         self._part.start()
-        position.steps, position.skipped = position.steps + skipped, position.skipped + skipped
+        position.skipped += self._samples_of(position.steps, position.steps + skipped)
+        position.steps += skipped
         self.close()
         self._prefetch = self._batch = None
         self._client.events.warn(
@@ -391,6 +392,12 @@ class Loop:
         )
         alone = vote.voters == (self._client.party_index,)  # the others have left: they have finished, or stopped
         return Vote(vote.stop, 0 if alone else vote.unfinished, vote.voters)
+
+    def _samples_of(self, first: int, end: int) -> int:
+        """The number of samples in the batches from number `first` to before `end`."""
+        epochs = end // self._epoch_steps - first // self._epoch_steps  # the last batch of an epoch is smaller
+        missing = self._epoch_steps * self._config.batch_size - len(self._shard)
+        return (end - first) * self._config.batch_size - epochs * missing
 
     def _wait_for_others(self, completion: CompletionClient) -> None:
         """In an asynchronous job, wait until all workers are done: then the global servers have the final weights."""

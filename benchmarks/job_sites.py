@@ -1,0 +1,114 @@
+"""The hosts of a job, each a network namespace behind an sshd, and its control machine."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from netns import call
+from sites import make_key, sshd, wait_for
+from wan import Wan
+
+from geomx_cli.core.errors import CheckFailed
+
+__all__ = ["CONTROL", "Sites"]
+
+CONTROL = "control"
+"""The namespace of the control machine."""
+CUT = """add table inet cut
+add chain inet cut input { type filter hook input priority 0; }
+add rule inet cut input iifname "eth0" drop
+add chain inet cut output { type filter hook output priority 0; }
+add rule inet cut output oifname "eth0" drop"""
+STARTING = 60.0
+
+
+class Sites:
+    """The hosts of a job, the central one first, and the cores for all of its processes."""
+
+    def __init__(self, wan: Wan, folder: Path, names: Sequence[str], cores: Sequence[int]) -> None:
+        self.wan, self.folder, self.names = wan, folder, names
+        self._pinned = ["taskset", "--cpu-list", ",".join(map(str, cores))]
+        self.hub = names[0]
+
+    def listen(self) -> None:
+        """Start the hosts' sshds, and write hosts.toml."""
+        key = make_key(self.folder / "key")
+        commands = [sshd(self.folder, name, self.wan.address(name), 22, key, Path.home()) for name in self.names]
+        running = [
+            self.wan.popen(name, [*self._pinned, *command])
+            for name, command in zip(self.names, commands, strict=True)
+        ]
+        wait_for(running, [self.folder / f"{name}.log" for name in self.names])
+        (self.folder / "hosts.toml").write_text(self.inventory())
+
+    def inventory(self) -> str:
+        """hosts.toml."""
+        lines = [f'central = "{self.hub}"', "[defaults]", f'python = "{sys.executable}"', f'key = "{self.folder}/key"']
+        for name in self.names:
+            lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f'ssh = "{self.wan.address(name)}"']
+            devices = [] if name == self.hub else ["cpu"]
+            lines += [f'state_dir = "{self.folder}/{name}"', f"devices = {json.dumps(devices)}"]
+        return "\n".join(lines)
+
+    def launch(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+        """Start `geomx launch` at the control machine. Its output goes to a file, and its last line is the result."""
+        launch = [sys.executable, "-m", "geomx_cli", "launch", "--accept-new-host-keys", "--json", *arguments]
+        env = {**os.environ, "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / CONTROL)}
+        with Path(self.folder, "out").open("w") as out, Path(self.folder, "said").open("w") as said:
+            pinned = [*self._pinned, *launch]
+            return self.wan.popen(CONTROL, pinned, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
+
+    def processes(self) -> dict[str, int]:
+        """Pids by name, as the agents have written them; agents too."""
+        found: dict[str, int] = {}
+        for name in self.names:
+            for path in Path(self.folder, name).glob("**/agent-state.json"):
+                with suppress(OSError, ValueError):
+                    state = json.loads(path.read_text())
+                    found[f"{name}/agent"] = state["agent"][0]
+                    found |= {process: pid for process, (pid, *_) in state["processes"].items()}
+        return {process: pid for process, pid in found.items() if Path(f"/proc/{pid}").exists()}
+
+    def events(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The events of the training workers, each with the worker's name; long rounds without times."""
+        yield from self._read("worker")
+
+    def events_of(self, role: str) -> Iterator[Mapping[str, Any]]:
+        """The events of the processes with this role."""
+        return (event for _, event in self._read(role))
+
+    def _read(self, role: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for path in sorted(self.folder.glob(f"*/**/events/*{role}*.jsonl")):
+            with path.open() as lines:
+                for line in lines:
+                    with suppress(ValueError):
+                        yield path.stem, json.loads(line)
+
+    @contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """Drop all packets of a host."""
+        nft = self.wan.command(name, ["nft", "-f", "-"])
+        call(nft, lines=[CUT, ""])
+        try:
+            yield
+        finally:
+            call(nft, lines=["delete table inet cut", ""])
+
+    def wait_until_it_trains(self, launched: "subprocess.Popen[str]") -> None:
+        """Raises CheckFailed if the job ends before, or does not begin within STARTING seconds."""
+        limit = time.monotonic() + STARTING
+        while not any(event["event"] == "state" and event["state"] == "training" for _, event in self.events()):
+            if launched.poll() is not None or time.monotonic() > limit:
+                raise CheckFailed("the job does not begin to train", Path(self.folder, "said").read_text()[-2000:])
+            time.sleep(0.2)
+
+    def result(self) -> dict[str, Any]:
+        """What `geomx launch --json` has printed last."""
+        found: dict[str, Any] = json.loads((self.folder / "out").read_text().splitlines()[-1])
+        return found
