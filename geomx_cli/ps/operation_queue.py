@@ -171,6 +171,7 @@ class OperationQueue:
     compression: this end of encoded exchanges.
     asynchronous: whether parties complete rounds separately, according to the results so far; read by any thread.
     missed: the keys whose last round was over without this worker's party; read by any thread.
+    skips: whether this worker looks at `missed` after each round. If it does not, a missed round fails the job.
     sent: keeps each contribution before it is sent; None if no one needs it.
     results: keeps the results of all exchanges; None if they are not kept.
     Used by the loop's thread only.
@@ -181,6 +182,7 @@ class OperationQueue:
         self.compression = Compression(plane="lan")
         self.asynchronous = False
         self.missed: set[int] = set()
+        self.skips = False
         self.sent: SentContributions | None = None
         self.results: ResultLog | None = None
         self._node = node
@@ -303,6 +305,9 @@ class OperationQueue:
         def on_result(header: Header, found: Content) -> None:
             if header.newest:
                 pending.has_missed, found = True, _NOTHING
+                if not self.skips:
+                    what = "this worker's party was left out (GEOMX_PARTY_LOSS=out), and its script cannot skip rounds"
+                    self._node.fail(InvalidSettings(what, "leave GEOMX_PARTY_LOSS out: then the others wait"))
             elif asked.kind == Kind.EXCHANGE:
                 found = self.compression.value_of(kept, found, asked.dtype, header.form)
             elif asked.kind == Kind.PULL and not asked.round:

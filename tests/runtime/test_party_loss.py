@@ -12,6 +12,7 @@ from training_job import Killed, TrainingJob
 from whole_job import LIMIT, WholeJob
 
 from geomx_cli.contract.config import NodeSettings
+from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps import party_loss
 from geomx_cli.ps.arrays import Array
@@ -118,12 +119,12 @@ class _Rounds(WholeJob):
     """Three parties contribute numbers to LAST rounds of one key. Party B is away from round BEGINS on, until the
     others have the result of round BACK. Then it contributes to round BEGINS, and abstains until it takes part.
 
-    begun: whether it is away, or was. live: the first round of all parties after that.
+    begun, back: set when it goes, and when it is back. live: the first round of all parties after that.
     """
 
-    def __init__(self, away: "threading.Event") -> None:
-        self._away = away
-        self.begun, self.live = False, 0
+    def __init__(self, begun: threading.Event, back: threading.Event, *, skips: bool = True) -> None:
+        self._begun, self._back, self._skips = begun, back, skips
+        self.live = 0
         super().__init__(parties=3, party_loss="out")
 
     def _work(self, settings: NodeSettings) -> None:
@@ -133,11 +134,13 @@ class _Rounds(WholeJob):
         client.declare([Tensor("w", SIZE, "float32")])
         client.init({"w": np.zeros(SIZE, np.float32)})
         client.pull("w", np.empty(SIZE, np.float32)).result(LIMIT)
+        if self._skips:
+            client.skip_missed()
         found: dict[tuple[int, str], Array] = {}
         for number in range(1, LAST + 1):
             if client.party == "B" and number == BEGINS:
-                self.begun = True
-                assert self._away.wait(LIMIT)
+                self._begun.set()
+                assert self._back.wait(LIMIT)
             given = None if client.has_missed else given_by(client.global_rank, number)
             had_missed, out = client.has_missed, np.empty(SIZE, np.float32)
             client.exchange("w", given, out).done.result(LIMIT)
@@ -146,7 +149,7 @@ class _Rounds(WholeJob):
             if not client.has_missed:
                 found[number, "w"] = out
             if client.party == "A" and number >= BACK:
-                self._away.set()
+                self._back.set()
                 time.sleep(0.1)
         self.results[client.global_rank] = found
         client.leave()
@@ -157,15 +160,26 @@ def given_by(rank: int, number: int) -> Array:
     return np.random.default_rng([rank, number]).standard_normal(SIZE).astype(np.float32)
 
 
-def test_a_party_that_is_out_counts_as_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    away, usual = threading.Event(), PartyLoss._silence
+def rounds_of(monkeypatch: pytest.MonkeyPatch, *, skips: bool = True) -> _Rounds:
+    """A job in which party B is silent while it is away."""
+    begun, back, usual = threading.Event(), threading.Event(), PartyLoss._silence
 
     def silence(loss: PartyLoss, rank: int) -> float:
-        return 1000.0 if rank == 1 and job.begun and not away.is_set() else usual(loss, rank)
+        return 1000.0 if rank == 1 and begun.is_set() and not back.is_set() else usual(loss, rank)
 
     monkeypatch.setattr(PartyLoss, "_silence", silence)
     monkeypatch.setattr(party_loss, "POLL", 0.02)
-    job = _Rounds(away)
+    return _Rounds(begun, back, skips=skips)
+
+
+def test_a_worker_that_cannot_skip_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a script that was started by hand with GEOMX_PARTY_LOSS=out: it would train on wrong values."""
+    with pytest.raises(GeomxError, match="cannot skip rounds"):
+        rounds_of(monkeypatch, skips=False).run()
+
+
+def test_a_party_that_is_out_counts_as_the_mean_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = rounds_of(monkeypatch)
     results = job.run()
     assert BACK < job.live < LAST
     weights, velocity = np.zeros(SIZE), np.zeros(SIZE)

@@ -161,6 +161,7 @@ class Loop:
         self._model = model
         self._part = part
         self._finite = part if isinstance(part, FiniteWorkerAlgorithm) else None
+        client.skip_missed()
         self._shard = shard
         self._rank = client.global_rank
         is_last = self._rank == client.num_all_workers - 1
