@@ -21,7 +21,7 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm, ServerDelivery
 from geomx_cli.ps.aggregation.compression import ServerCompression
 from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
-from geomx_cli.ps.aggregation.straggler_monitor import STALLED_AFTER, DeadlockBreaker, PendingWait, StragglerMonitor
+from geomx_cli.ps.aggregation.straggler_monitor import DeadlockBreaker, PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Arrays
 from geomx_cli.ps.cluster.members import ServerMembers
@@ -175,7 +175,7 @@ class Server:
 
     def run(self) -> Optimizer | None:
         """Serve until all members have said goodbye; return a root's optimizer, if one was set."""
-        self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
+        self._deadlocks.start(self.node.loop)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._straggler_monitor.start()
         self._party_loss.start()

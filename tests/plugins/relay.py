@@ -111,7 +111,7 @@ class Gathering:
     ) -> None:
         from geomx_cli.ps.aggregation.aggregator import Aggregator
         from geomx_cli.ps.aggregation.slices import SliceTable
-        from geomx_cli.ps.aggregation.straggler_monitor import STALLED_AFTER, DeadlockBreaker
+        from geomx_cli.ps.aggregation.straggler_monitor import DeadlockBreaker
         from geomx_cli.runtime.algorithms.fsa import FsaServer
 
         self.first = first
@@ -125,7 +125,7 @@ class Gathering:
         )  # fmt: skip
         self.rounds = Aggregator(delivery=self, upstream=upstream, own_rank=None, table=table)
         self.deadlocks = DeadlockBreaker(table, lambda rank: [below] if rank == first + 1 else [], self._tell_servers)
-        node.loop.every(STALLED_AFTER, self.deadlocks.check)
+        self.deadlocks.start(node.loop)
 
     def take_own(self, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
         """Take a contribution of this worker."""

@@ -18,8 +18,9 @@ from geomx_cli.ps.cluster.liveness import newest
 from geomx_cli.ps.cluster.members import ServerMembers
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.loop import Loop
 
-__all__ = ["DeadlockBreaker", "PendingWait", "SHARE", "STALLED_AFTER", "StragglerMonitor"]
+__all__ = ["DeadlockBreaker", "PendingWait", "SHARE", "StragglerMonitor"]
 
 # Breaks deadlocks between members whose windows are full of contributions that wait for each other. A contribution
 # occupies its sender's window until its round is complete. If members send slices in different orders, each may fill
@@ -57,6 +58,21 @@ class DeadlockBreaker:
         self._asked: dict[_Where, set[int]] = {}  # the members that were asked out of order for each contribution
         self._moves = self._notified = 0
         self._next, self._pending = 0.0, False  # when to check again while contributions arrive
+        self._is_scheduled = False
+
+    def start(self, loop: Loop) -> None:
+        """Check from now on, STALLED_AFTER seconds after each change. So an idle server does not wake up for checks."""
+
+        def check() -> None:
+            self._is_scheduled = False
+            self.check()
+
+        def schedule() -> None:
+            if (self._pending or self._table.moves != self._moves) and not self._is_scheduled:
+                self._is_scheduled = True
+                loop.call_later(STALLED_AFTER, check)
+
+        loop.each_turn(schedule)
 
     def check(self) -> None:
         """Ask blocked members for missing slices, so that no order of pushes can deadlock.
@@ -64,8 +80,8 @@ class DeadlockBreaker:
         Only slices that these contributions complete are requested. Any other slice would wait too. Then its memory
         would be wasted while a slow member makes all others wait.
 
-        Call every STALLED_AFTER seconds. It is cheap if nothing has changed since it last found nothing to request.
-        While contributions arrive, it takes at most SHARE of the time, however many slices are open.
+        It is cheap if nothing has changed since it last found nothing to request. While contributions arrive, it takes
+        at most SHARE of the time, however many slices are open.
         """
         now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
         self._pending = self._pending or changed
