@@ -58,7 +58,8 @@ class Rehearsal:
             inventory, spec = _asked(arguments)
             spec, _ = launching.prepared(replace(spec, python=python), ())
             self.plan = plan(inventory, spec)
-            self._host_specs = host_specs(self.plan, inventory, launching.working_dirs(inventory, self.plan), 0.0)
+            dirs, leases = launching.working_dirs(inventory, self.plan), dict.fromkeys(self.plan.hosts, 0.0)
+            self._host_specs = host_specs(self.plan, inventory, dirs, leases)
         self.said = said.getvalue()
         self.directory = Path(self.plan.spec.job_dir)
         self.processes: dict[str, Forked] = {}

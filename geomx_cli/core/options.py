@@ -194,7 +194,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "absence", "duration", 3600.0, "GEOMX_ABSENCE",
-        "How long a party may be out (--party-loss out) before the job ends.", minimum=1, maximum=86400 * 30,
+        "With --party-loss out: how long links to a party may be silent before the job ends, if longer than --silence.",
+        minimum=1, maximum=86400 * 30,
     ),
     _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",

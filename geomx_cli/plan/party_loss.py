@@ -20,8 +20,11 @@ def policy(inventory: Inventory, options: Mapping[str, Value], script: tuple[str
     Raises InvalidSettings if the user has chosen "out" where it is impossible.
     """
     wanted, reason = str(options["party_loss"]), _reason(inventory, options, script)
+    hint = "omit --party-loss: then the job waits"
     if wanted == "out" and reason:
-        raise InvalidSettings(f"--party-loss out: {reason}", "leave --party-loss out: then the job waits")
+        raise InvalidSettings(f"--party-loss out: {reason}", hint)
+    if wanted == "end" and inventory.topology == "flat":
+        raise InvalidSettings("--party-loss end: with --topology flat, servers know only workers", hint)
     training = [party for party in (inventory.central, *inventory.parties) if party.workers]
     return "out" if wanted == "auto" and not reason and len(training) >= FEWEST else wanted
 

@@ -235,7 +235,7 @@ class Client:
         return bool(self._worker.operations.missed)
 
     def skip_missed(self) -> None:
-        """This worker looks at `has_missed` after each round, and skips. Other workers' jobs fail instead."""
+        """This worker will look at `has_missed` after each round. Without this call, a missed round fails the job."""
         self._worker.operations.skips = True
 
     def _tensor(self, name: str) -> DeclaredTensor:

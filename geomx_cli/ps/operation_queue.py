@@ -303,7 +303,7 @@ class OperationQueue:
         pending = operation.pending
 
         def on_result(header: Header, found: Content) -> None:
-            if header.newest:
+            if header.missed_to:
                 pending.has_missed, found = True, _NOTHING
                 if not self.skips:
                     what = "this worker's party was left out (GEOMX_PARTY_LOSS=out), and its script cannot skip rounds"

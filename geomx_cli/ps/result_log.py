@@ -87,8 +87,6 @@ class ResultLog:
             journal = self._journals[_LATEST if self._has_begun else _FIRST]
             if self._has_gap or self._is_closed:
                 return
-            if header.newest:  # without a value
-                found = np.empty(0, np.float32)
             if not isinstance(found, Rows) and journal.size + found.nbytes <= self._limit:
                 try:
                     journal.append([encode_header(header), found.dtype.str, found.tobytes()])

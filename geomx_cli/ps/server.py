@@ -150,8 +150,8 @@ class Server:
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._joining.party_index, table=self._table,
             above=wan, below=self._compression.below,
-            warn=warn, commit=self._commit, has_missed=self._party_loss.has_missed,
-            share_factor=self._members.share_factor,
+            warn=warn, commit=self._commit, on_arrival=self._party_loss.on_arrival,
+            has_missed=self._members.has_missed, share_factor=self._members.share_factor,
         )  # fmt: skip
         self._local: LocalServices | None = None
         self._peers: Peers | None = None
@@ -210,7 +210,7 @@ class Server:
         self._joining.check_identity(link)
         self._members.arrive(link)
         self._state.save_members(self._members)
-        self.node.liveness.watch(link, self.node.absence if link.hello.get("plane") == "global" else 0.0)
+        self.node.liveness.watch(link, self._party_loss.allowance(self._members.rank_of(link)))
         self._serve()
 
     def _on_renewed(self, link: Link) -> None:

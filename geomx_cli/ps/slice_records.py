@@ -54,7 +54,7 @@ class _Result(msgspec.Struct, array_like=True):
     is_sum: bool
     changed: _Rows | None
     views: list[_View]
-    newest: int
+    missed_to: int
 
 
 class _Cohort(msgspec.Struct, array_like=True):
@@ -91,8 +91,8 @@ class _Slice(msgspec.Struct, array_like=True):
     shard: int
     version: int
     forwarded: int
-    newest: int
-    missed: int
+    missed_to: int
+    has_missed: bool
     hyper: dict[str, float]
     initial_from: str
     initial_digest: bytes
@@ -128,7 +128,7 @@ def record_of(entry: SliceState, *, asynchronous: bool, optimizers: int) -> tupl
     names = _Names()
     saved = _Slice(
         entry.key, entry.index, entry.root, entry.length, entry.dtype, entry.offset, entry.row, entry.size,
-        entry.shard, entry.version, entry.forwarded, entry.newest, entry.missed, entry.hyper, entry.initial_from,
+        entry.shard, entry.version, entry.forwarded, entry.missed_to, entry.has_missed, entry.hyper, entry.initial_from,
         entry.initial_digest, asynchronous, optimizers, names.of(entry.value),
         {part: {name: names.of(array) for name, array in arrays.items()} for part, arrays in entry.parts.items()},
         [_cohort(cohort, names) for cohort in entry.cohorts.values() if cohort.closed],
@@ -143,7 +143,7 @@ def _cohort(cohort: Cohort, names: _Names) -> _Cohort:
         views = [_view(view, names) for view in result.views]
         kept = _Result(
             result.version, list(result.contributors), result.weight, result.is_sum, names.of_rows(result.changed),
-            views, result.newest,
+            views, result.missed_to,
         )  # fmt: skip
     sum_ = cohort.round.accumulator if cohort.deferred and cohort.round is not None else Accumulator()
     return _Cohort(
@@ -179,7 +179,7 @@ def read(saved: Saved, table: SliceTable, optimizers: int) -> None:
     entry = table.add(header)
     arrays = saved.arrays
     entry.version, entry.forwarded = known.version, known.forwarded
-    entry.newest, entry.missed = known.newest, known.missed
+    entry.missed_to, entry.has_missed = known.missed_to, known.has_missed
     entry.initial_from, entry.initial_digest = known.initial_from, known.initial_digest
     entry.value = arrays[known.value] if known.value else None
     entry.parts = {part: {name: arrays[at] for name, at in names.items()} for part, names in known.parts.items()}
@@ -206,7 +206,7 @@ def _rows(saved: _Rows | None, arrays: Mapping[str, Array]) -> Rows | None:
 def _result(saved: _Result, entry: SliceState, round_: int, arrays: Mapping[str, Array]) -> Result:
     views = tuple(_restored_view(view, entry, round_, arrays) for view in saved.views)
     changed = _rows(saved.changed, arrays)
-    return Result(views, saved.version, tuple(saved.contributors), saved.weight, changed, saved.is_sum, saved.newest)
+    return Result(views, saved.version, tuple(saved.contributors), saved.weight, changed, saved.is_sum, saved.missed_to)
 
 
 def _restored_view(saved: _View, entry: SliceState, round_: int, arrays: Mapping[str, Array]) -> View:

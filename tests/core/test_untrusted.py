@@ -183,7 +183,7 @@ def watched(
 ) -> Outcome:
     """The outcome when agents send these messages."""
     hosts = {name: LocalConnector(name) for name in known.plan.hosts}
-    given = host_specs(known.plan, known.inventory, dict.fromkeys(hosts, ""), 6)
+    given = host_specs(known.plan, known.inventory, dict.fromkeys(hosts, ""), dict.fromkeys(hosts, 6.0))
     pool = AgentPool(hosts, given)
     for message in messages:
         pool.inbox.put(message)

@@ -49,16 +49,13 @@ __all__ = ["LaunchOptions", "host_specs", "key_files", "launch", "prepared", "wo
 
 
 def host_specs(
-    plan: Plan, inventory: Inventory, working_dirs: Mapping[str, str], lease: float,
+    plan: Plan, inventory: Inventory, working_dirs: Mapping[str, str], leases: Mapping[str, float],
     checkpoints: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, HostSpec]:  # fmt: skip
     """Return each host's part of the plan, which was made of `inventory`. `working_dirs`: working directory of the
-    processes per host; `lease`: seconds that they continue without the control machine, 0 for unlimited;
-    `checkpoints`: from which they go on, by host. Hosts of a party that may be left out have longer leases.
+    processes per host; `leases`: seconds that they continue without the control machine, 0 for unlimited;
+    `checkpoints`: from which they go on, by host.
     """
-    options = plan.spec.options
-    absence = float(options["absence"]) if options["party_loss"] == "out" else 0.0
-    leases = {host: max(lease, absence) if lease and _may_be_out(plan, host) else lease for host in plan.hosts}
     clear = ("PORT", *env_names.of_options())
     return {
         host: HostSpec(
@@ -84,9 +81,14 @@ def host_specs(
     }
 
 
-def _may_be_out(plan: Plan, host: str) -> bool:
-    """Whether a host has only processes of parties that the job can leave out."""
-    return not any(process.role.startswith("global") for process in plan.on_host(host))
+def _leases(plan: Plan, wanted: float | None, *, detach: bool) -> dict[str, float]:
+    """Return each host's lease: the option, or how long the job waits for the host itself. A party may be left out."""
+    options = plan.spec.options
+    silence, absence = float(options["silence"]), float(options["absence"])
+    away = max(silence, absence) if options["party_loss"] == "out" else silence
+    central = {process.host for process in plan.processes if process.role.startswith("global")}
+    usual = {host: silence if host in central else away for host in plan.hosts}
+    return {host: 0.0 if detach else usual[host] if wanted is None else wanted for host in plan.hosts}
 
 
 def key_files(plan: Plan) -> dict[str, dict[str, File]]:
@@ -108,7 +110,7 @@ class LaunchOptions:
 
     detach: the lease is unlimited, and launch returns once all processes run.
     lease: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
-        other process of the job.
+        other process of the job; with `--party-loss out` the option `absence` for the hosts of parties.
     sync: paths copied to hosts behind SSH in addition to the script.
     warned: warnings already shown, which are not repeated when processes write them.
     view: in place of the table, or of lines where there is no terminal.
@@ -152,8 +154,6 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
         with view.waiting("reading the script and the files of --sync"):
             spec, packed = prepared(spec, options.sync)
         directory = JobDirectory(spec.job, Path(spec.job_dir))
-        lease = float(spec.options["silence"]) if options.lease is None else options.lease
-        lease = 0.0 if options.detach else lease  # unlimited
         _check_checkpoints(plan(choose(inventory, None), spec), before)  # raises errors for which no host is needed
         with directory.claimed(), ExitStack() as stack:
             with view.waiting("waiting for machines" if inventory.requests else "preparing the hosts") as set_status:
@@ -177,7 +177,8 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
                 checkpoints = _fetched(before, planned, reached, view)
             _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
-            pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease, checkpoints), view.warn)
+            leases = _leases(planned, options.lease, detach=options.detach)
+            pool = AgentPool(reached, host_specs(planned, inventory, dirs, leases, checkpoints), view.warn)
             tee = _tee(view, directory, planned, stack) if options.tee else None
             watch = Watch(
                 planned, pool, progress, view, observer=observer, on_listening=until_listening.close,

@@ -41,7 +41,8 @@ class Aggregator:
         contributions in any codec, and sends results unencoded.
     warn: receives warnings for the user.
     commit: saves a slice. The aggregator calls it before a change of the slice leaves this process.
-    has_missed: at a root: whether a member may ask for rounds that were over without it, see PartyLoss.
+    on_arrival: at a root, see PartyLoss.
+    has_missed: at a root: whether rounds may have closed without this member.
     share_factor: at a root, see ServerMembers.
     values: handles initial values and pulls.
     """
@@ -57,11 +58,12 @@ class Aggregator:
         below: Sequence[Compression] = (),
         warn: Callable[[str], None] = lambda _: None,
         commit: Callable[[SliceState], None] = lambda _: None,
-        has_missed: Callable[[int, int], bool] = lambda _, __: False,
+        on_arrival: Callable[[int, SliceState, int, int], None] = lambda *_: None,
+        has_missed: Callable[[int], bool] = lambda _: False,
         share_factor: Callable[[Collection[int]], float] = lambda _: 1.0,
     ) -> None:
         self.table = table
-        self._has_missed, self._share_factor = has_missed, share_factor
+        self._on_arrival, self._has_missed, self._share_factor = on_arrival, has_missed, share_factor
         self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
@@ -108,11 +110,11 @@ class Aggregator:
         waiter = Waiter(
             link, rank, header.request, header.priority, ranks, header.reply, header.codec, header.follows
         )
-        has_missed = self._has_missed(rank, cohort.finished + 1 - header.round)
+        self._on_arrival(rank, entry, header.round, cohort.finished)
         if header.round <= cohort.finished:
             if header.round == cohort.finished and cohort.result is not None:
                 self._sender.answer(entry, waiter, header.round, cohort.result)
-            elif has_missed or header.round <= entry.missed:  # else a late duplicate
+            elif entry.has_missed or self._has_missed(rank):  # else a late duplicate
                 self._sender.answer_missed(entry, waiter, header.round, cohort.finished)
             link.consumed(size)
             return

@@ -5,6 +5,7 @@ root (Forwarder). Both send the result to all members that wait for it (ResultSe
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from geomx_cli.ps.aggregation.algorithm import Aggregate, Delivery, PushUp, RowAlgorithm
@@ -135,7 +136,7 @@ class Forwarder:
         self._table.waits_no_more(entry, cohort)
         entry.forwarded += 1
         hyper = merge_hyper(entry.hyper, accumulator.hyper)  # includes the changes of rounds that were not forwarded
-        if entry.forwarded <= entry.newest:
+        if entry.forwarded <= entry.missed_to:
             accumulator.ranks, accumulator.weight = set(), 0.0
             return True
         entry.hyper = {}
@@ -154,8 +155,8 @@ class Forwarder:
             self._table.asynchronous = result.asynchronous
             accumulator.ranks = set(result.contributors)
             accumulator.weight = result.weight
-            entry.newest = result.newest
-            if result.newest:
+            entry.missed_to = result.missed_to
+            if result.missed_to:
                 entry.hyper = merge_hyper(hyper, entry.hyper)
                 self._compression.forget_received(entry)
                 self._on_result(entry, cohort)
@@ -172,7 +173,7 @@ class Forwarder:
         assert cohort.round is not None
         replies = {waiter.reply for waiter in cohort.round.waiting()}
         may_be_asynchronous = self._table.asynchronous or not self._table.last_round
-        if not self._table.takes_rows or entry.newest or (Reply.FULL in replies and may_be_asynchronous):
+        if not self._table.takes_rows or entry.missed_to or (Reply.FULL in replies and may_be_asynchronous):
             return Reply.FULL
         if self._table.asynchronous:
             return Reply.NONE
@@ -213,11 +214,11 @@ class ResultSender:
         """The result of the cohort's finished round, with all that its members request. The value includes the round,
         and may be newer.
         """
-        if entry.newest:
+        if entry.missed_to:
             for compression in self._compressions:
                 compression.forget(entry, cohort.member)  # a change would leave most of the value as it was
-            entry.missed = cohort.finished
-            return Result((), entry.version, newest=entry.newest)
+            entry.has_missed = True
+            return Result((), entry.version, missed_to=entry.missed_to)
         accumulator, waiters = round_.accumulator, round_.waiting()
         changed, cohort.changed = cohort.changed, None
         enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
@@ -250,7 +251,10 @@ class ResultSender:
             self._send(entry, waiter, round_, result, as_payload(rows, entry.dtype), form_of(rows))
             return
         if not result.views:
-            raise BadMessage(f"a repeat of round {round_} that asks for more than before")
+            # Other members wanted no value. In a synchronous job it is still the value after this round.
+            if self._table.asynchronous or entry.value is None:
+                raise BadMessage(f"a repeat of round {round_} that asks for more than before")
+            result = replace(result, views=self._views(entry.share(), _unencoded))
         view = result.views[plane_of(waiter.rank)]
         if view.encoded is not None and waiter.codec == view.codec:
             payload, about = view.encoded
@@ -286,9 +290,9 @@ class ResultSender:
         else:
             self.answer(entry, waiter, 0, Result(self._newest(entry, found), version))
 
-    def answer_missed(self, entry: SliceState, waiter: Waiter, round_: int, newest: int) -> None:
-        """Tell a member that this round was over without it, and which round is the newest."""
-        self.answer(entry, waiter, round_, Result((), entry.version, newest=newest))
+    def answer_missed(self, entry: SliceState, waiter: Waiter, round_: int, missed_to: int) -> None:
+        """Tell a member that this round was over without it, as are the rounds up to `missed_to`."""
+        self.answer(entry, waiter, round_, Result((), entry.version, missed_to=missed_to))
 
     def acknowledge(self, link: Link, push: Header) -> None:
         """Answer the push or offer of an initial value."""
@@ -337,7 +341,7 @@ class ResultSender:
             kind=Kind.RESULT, request=waiter.request, key=entry.key, slice=entry.index, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_, value=result.version,
             contributors=result.contributors, weight=result.weight, asynchronous=self._table.asynchronous,
-            priority=waiter.priority, is_sum=result.is_sum, newest=result.newest, **about,
+            priority=waiter.priority, is_sum=result.is_sum, missed_to=result.missed_to, **about,
         )  # fmt: skip
         self._delivery.down(waiter.link, header, payload)
 

@@ -265,7 +265,7 @@ class Result:
     version: of the value. contributors, weight: whose contributions are in the round.
     changed: the rows changed by a round of rows.
     is_sum: whether it is the sum of its round alone, not a value that rounds update.
-    newest: of a round that was over without its members: the newest round at the roots. Such a result has no value.
+    missed_to: of a round that was over without its members: the newest such round. Such a result has no value.
     """
 
     views: tuple[View, ...]
@@ -274,11 +274,11 @@ class Result:
     weight: float = 0.0
     changed: Rows | None = None
     is_sum: bool = False
-    newest: int = 0
+    missed_to: int = 0
 
     def rows(self, reply: Reply, row: int) -> Rows | None:
         """The rows that this kind of reply has; None if it has all elements."""
-        if reply == Reply.NONE or self.newest:
+        if reply == Reply.NONE or self.missed_to:
             return Rows.none(row, DTYPES[0])
         return self.changed if reply == Reply.CHANGED else None
 

@@ -33,9 +33,9 @@ class SliceState(SliceView):
     dtype: code of its dtype.
     shard: see Tensor.
     forwarded: rounds sent to the root.
-    newest: at a local server whose party was left out: the newest round at the root, until the party takes part in a
-        round again; otherwise 0.
-    missed: at such a server: the last of its members' rounds that was over without the party.
+    missed_to: at a local server whose party was left out: the newest round that was over at the root without the party,
+        until the party takes part in a round again; otherwise 0.
+    has_missed: whether that has ever happened.
     fetching: whether the value was requested from the root.
     pulls: the pulls that wait for the value, by request number.
     hyper: the hyper-parameters set for its optimizer.
@@ -52,8 +52,8 @@ class SliceState(SliceView):
     size: int
     shard: int
     forwarded: int = 0
-    newest: int = 0
-    missed: int = 0
+    missed_to: int = 0
+    has_missed: bool = False
     fetching: bool = False
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)

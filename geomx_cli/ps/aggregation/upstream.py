@@ -212,9 +212,9 @@ def _check(asked: Header, result: Header) -> None:
     if found != wanted or (length and (not same or result.wide)):
         raise BadMessage(f"a result of (key, slice, round, length) {found} where {wanted} was asked for")
     of_rows = asked.form == Form.ROWS if asked.kind == Kind.PULL else asked.reply != Reply.FULL
-    if result.newest and (asked.kind != Kind.EXCHANGE or result.form != Form.ROWS or result.rows):
+    if result.missed_to and (asked.kind != Kind.EXCHANGE or result.form != Form.ROWS or result.rows):
         raise BadMessage("a value of a round that was over without this process")
-    if result.form == Form.ROWS and not of_rows and not result.newest:
+    if result.form == Form.ROWS and not of_rows and not result.missed_to:
         raise BadMessage("a result of rows where all elements were asked for")
     if result.form in (Form.ENCODED, Form.CHANGE) and result.codec != asked.codec:
         raise BadMessage(f"a result encoded as {result.codec!r} where {asked.codec!r} was asked for")

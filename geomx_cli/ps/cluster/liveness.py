@@ -160,14 +160,25 @@ class Liveness:
         self._loop.every(self._interval, self._tick)
 
     def watch(self, link: Link, silence: float = 0.0) -> None:
-        """Start monitoring this peer. Idempotent. silence: for how long this link may be silent, if that is longer than
-        for others.
+        """Start monitoring this peer. Idempotent.
+
+        silence: seconds for which this link may be silent, if they are more than for other links.
         """
-        if silence > self._silence:
-            self._limits[link] = silence
+        self.allow(link, silence)
         if link not in self._links:
             link.health.expect()
             self._links[link] = 0.0
+
+    def allow(self, link: Link, silence: float = 0.0) -> None:
+        """Change for how long this link may be silent, see `watch`."""
+        self._limits.pop(link, None)
+        if silence > self._silence:
+            self._limits[link] = silence
+
+    def silence(self, link: Link) -> float:
+        """Seconds without a heartbeat; 0 if the peer's libzmq answers probes, as the peer then runs."""
+        silent = time.monotonic() - link.health.heard
+        return 0.0 if silent >= SILENT and link.health.runs(link.lanes.connections.get("control")) else silent
 
     def closed(self, link: Link) -> None:
         """The connection that carries this link's heartbeats has ended."""

@@ -211,7 +211,8 @@ class ServerMembers(Members):
         self._require()
 
     def leave_out(self, rank: int, since: float, round_: int) -> None:
-        """Rounds and barriers do not wait for this party, until `take_in`."""
+        """Rounds and barriers do not wait for this party, until `take_in`. since: in Unix seconds. round_: the newest.
+        """
         for member in self.of_rank(rank):
             member.state, member.out_since, member.out_round = "out", since, round_
         self._require()
@@ -222,9 +223,17 @@ class ServerMembers(Members):
             member.state = "in"
         self._require()
 
+    def has_missed(self, rank: int) -> bool:
+        """Whether rounds may have closed without this party."""
+        return self.party(rank).out_since > 0
+
     def may_leave_out(self, ranks: Collection[int]) -> bool:
         """Whether at least half of the parties that have not left remain without these. Central workers are one party.
+
+        Global rank 0 must remain: it evaluates, saves the model, and ends the training in time.
         """
+        if 0 in ranks:  # the first party has it
+            return False
         present = {min(rank, CENTRAL) for rank in self.training()}
         return 2 * len(present.difference(ranks)) >= len(present) + len(self._out)
 

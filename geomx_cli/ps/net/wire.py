@@ -163,8 +163,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     asynchronous: for a RESULT: whether parties complete rounds separately. Then the global servers may have a newer
         value.
     value: version of a result.
-    newest: for a RESULT: 0, or the newest round of a key whose round was over without this member. Such a RESULT has
-        no value.
+    missed_to: for a RESULT without a value: its round was over without this member, as are the rounds up to this one.
     form, place: of the payload.
     priority: messages with a higher priority go first.
     credit: bytes of window returned to the receiver of this message since the link exists.
@@ -205,7 +204,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     is_sum: bool = False
     shard: _Shard = EVERY
     arrived: _Count = 0
-    newest: _Count = 0
+    missed_to: _Count = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -161,7 +161,8 @@ class Loop:
         self._model = model
         self._part = part
         self._finite = part if isinstance(part, FiniteWorkerAlgorithm) else None
-        client.skip_missed()
+        if self._finite is not None and not part.asynchronous:
+            client.skip_missed()
         self._shard = shard
         self._rank = client.global_rank
         is_last = self._rank == client.num_all_workers - 1
