@@ -54,6 +54,10 @@ def test_it_ends_after_the_others_when_the_allocation_ends(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path(one).mkdir(mode=0o755)  # a folder of the user, which is none of geomx
     step, holding = begin("step", one, "600"), begin("in-step", one, "cat")
+    assert holding.stdin is not None and holding.stdout is not None
+    holding.stdin.write(b"x")
+    holding.stdin.flush()
+    assert holding.stdout.read(1) == b"x", "it holds the step"
     assert run("in-step", one, "true")[0] == 0
     for request in (b"[]", b'{"command": 5, "directory": "/"}'):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:

@@ -220,6 +220,7 @@ def test_killed_processes(name: str, cluster: Cluster, tmp_path: Path, data: Pat
 
 DIES = """
 import os, runpy, signal, sys
+from geomx_cli.ps.client import Client
 from geomx_cli.ps.control_client import ControlClient
 from geomx_cli.ps.worker import Worker
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
