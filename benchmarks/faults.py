@@ -28,20 +28,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from job_sites import CONTROL, Sites
+from job_sites import Sites, pair_of_sites
 from outcome import conclude
-from wan import Wan
 
 from geomx_cli.core.errors import CheckFailed
 
-CALM, FAULTS = "c", "f"
-"""The jobs, with which the names of their hosts begin."""
 TOGETHER = ("stop", "cut")
 PAUSES = (2.0, 8.0)  # seconds
 ENDING = 120.0
@@ -72,31 +68,14 @@ class Outcome:
         return self.samples / self.seconds
 
 
-@contextmanager
-def sites(base: Path, parties: int) -> Iterator[list[Sites]]:
-    """The hosts of both jobs, and the control machine."""
-    cores = sorted(os.sched_getaffinity(0))
-    if (half := len(cores) // 2) == 0:
-        raise CheckFailed("this process may use one core only", "each of the two jobs needs one")
-    names = {job: [f"{job}hub", *(f"{job}{number}" for number in range(1, parties + 1))] for job in (CALM, FAULTS)}
-    with Wan((CONTROL, *names[CALM], *names[FAULTS])) as wan:
-        made = [
-            Sites(wan, base / job, names[job], own)
-            for job, own in ((CALM, cores[:half]), (FAULTS, cores[half : 2 * half]))
-        ]
-        for each in made:
-            each.folder.mkdir()
-            each.listen()
-        yield made
-
-
 def play(given: argparse.Namespace) -> tuple[Outcome, Outcome]:
     """Run both jobs. Return the results, of the job with the faults last."""
     training = [
         "--algo", "diloco", "--inner-steps", str(given.inner_steps), "--network", "linear", "--epochs", "100000",
         "--time-limit", f"{60 * given.minutes:.0f}s", "--eval-every", "0", "--restarts", "1000",
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as base, sites(Path(base), given.parties) as made:
+    base = tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp")
+    with base as folder, pair_of_sites(Path(folder), given.parties) as made:
         launched = [each.launch(training) for each in made]
         try:
             for each, one in zip(made, launched, strict=True):

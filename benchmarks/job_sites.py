@@ -16,10 +16,12 @@ from wan import Wan
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["CONTROL", "Sites"]
+__all__ = ["Sites", "pair_of_sites"]
 
 CONTROL = "control"
 """The namespace of the control machine."""
+CALM, FAULTS = "c", "f"
+"""The jobs of a pair, with which the names of their hosts begin."""
 CUT = """add table inet cut
 add chain inet cut input { type filter hook input priority 0; }
 add rule inet cut input iifname "eth0" drop
@@ -112,3 +114,21 @@ class Sites:
         """What `geomx launch --json` has printed last."""
         found: dict[str, Any] = json.loads((self.folder / "out").read_text().splitlines()[-1])
         return found
+
+
+@contextmanager
+def pair_of_sites(
+    base: Path, parties: int, rate: str | None = None, rtt: str | None = None
+) -> Iterator[tuple[Sites, Sites]]:
+    """The hosts of two jobs at the same time, one calm and one with faults, each on half of the machine's cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    if (half := len(cores) // 2) == 0:
+        raise CheckFailed("this process may use one core only", "each of the two jobs needs one")
+    names = {job: [f"{job}hub", *(f"{job}{number}" for number in range(1, parties + 1))] for job in (CALM, FAULTS)}
+    with Wan((CONTROL, *names[CALM], *names[FAULTS]), rate, rtt) as wan:
+        calm = Sites(wan, base / CALM, names[CALM], cores[:half])
+        made = calm, Sites(wan, base / FAULTS, names[FAULTS], cores[half : 2 * half])
+        for each in made:
+            each.folder.mkdir()
+            each.listen()
+        yield made

@@ -4,15 +4,15 @@
     python benchmarks/party_loss.py --away 60 --algo fsa  shorter
     python benchmarks/party_loss.py --json                one object
 
-The hosts of a job are network namespaces behind an sshd each, with emulated links: one for the central party, and one
-for each party, which has one worker. The workers train `linear` on Fashion-MNIST, with --topology central. First one
-job trains without faults. Then in a second one
+Two equal jobs run at the same time, each on half of the machine's cores. Their hosts are network namespaces behind an
+sshd each, with emulated links: one for the central party, and one for each party, which has one worker. The workers
+train `linear` on Fashion-MNIST, with --topology central. In one of the jobs
 
     a party is cut off after BEFORE seconds, and comes back after --away seconds
     BETWEEN seconds later all processes of another party are killed, with their agent, and start again
 
-"Others" compares the rounds per second of the other parties while rounds do not wait for the absent party with those of
-the job without faults at the same time of its training. Needs root.
+"Others" compares the rounds per second of the other parties, from when the absent party is left out until it comes
+back, with the rounds per second of the same parties of the calm job meanwhile. Needs root and two cores.
 """
 
 import argparse
@@ -25,14 +25,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from job_sites import CONTROL, Sites
+from job_sites import Sites, pair_of_sites
 from outcome import conclude
-from wan import Wan
 
 from geomx_cli.core.errors import CheckFailed
 
 BEFORE, BETWEEN, AFTER = 30.0, 30.0, 30.0  # seconds
-AWAY, KILLED = "p2", "p3"
+AWAY, KILLED = "f2", "f3"
 OUT, BACK = "is left out, and counts", "takes part again, after"
 ENDING = 120.0
 ALGORITHMS: Mapping[str, Sequence[str]] = {
@@ -42,28 +41,28 @@ ALGORITHMS: Mapping[str, Sequence[str]] = {
 }
 
 
-def play(given: argparse.Namespace, algorithm: str, folder: Path, *, faults: bool) -> dict[str, Any]:
-    """One job. Times are in seconds since it began to train."""
+def play(given: argparse.Namespace, algorithm: str, base: Path) -> list[dict[str, Any]]:
+    """Both jobs. Times are in seconds since a job began to train."""
     seconds = BEFORE + given.away + BETWEEN + AFTER
-    names = ["hub", *(f"p{number}" for number in range(1, given.parties + 1))]
-    with Wan((CONTROL, *names), given.rate, given.rtt) as wan:
-        made = Sites(wan, folder, names, sorted(os.sched_getaffinity(0)))
-        folder.mkdir()
-        made.listen()
-        launched = made.launch([
-            "--topology", "central", "--network", "linear", "--epochs", "100000", "--eval-every", "0", "--seed", "1",
-            "--time-limit", f"{seconds:.0f}s", "--algo", algorithm, *ALGORITHMS[algorithm],
-        ])  # fmt: skip
+    training = [
+        "--topology", "central", "--network", "linear", "--epochs", "100000", "--eval-every", "0", "--seed", "1",
+        "--time-limit", f"{seconds:.0f}s", "--algo", algorithm, *ALGORITHMS[algorithm],
+    ]  # fmt: skip
+    with pair_of_sites(base, given.parties, given.rate, given.rtt) as made:
+        launched = [each.launch(training) for each in made]
         try:
-            made.wait_until_it_trains(launched)
-            if faults:
-                _disturb(made, given.away)
-            if status := launched.wait(seconds + ENDING):
-                raise CheckFailed(f"the job ended with status {status}", (folder / "said").read_text()[-2000:])
+            for each, one in zip(made, launched, strict=True):
+                each.wait_until_it_trains(one)
+            _disturb(made[-1], given.away)
+            ends = [one.wait(seconds + ENDING) for one in launched]
         finally:
-            launched.send_signal(signal.SIGINT)
-            launched.wait(ENDING)
-        return {**made.result(), **_seen(made)}
+            for one in launched:
+                one.send_signal(signal.SIGINT)
+                one.wait(ENDING)
+        for each, status in zip(made, ends, strict=True):
+            if status:
+                raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])
+        return [{**each.result(), **_seen(each)} for each in made]
 
 
 def _disturb(made: Sites, away: float) -> None:
@@ -102,8 +101,7 @@ def compare(calm: Mapping[str, Any], found: Mapping[str, Any], algorithm: str, a
     out, back = found[OUT], found[BACK]
     span = (out, BEFORE + away)
     rates = [
-        [_rate(times, *span) for name, times in job["times"].items() if not name.startswith(AWAY)]
-        for job in (calm, found)
+        [_rate(times, *span) for name, times in job["times"].items() if name[1] != AWAY[1]] for job in (calm, found)
     ]
     return {
         "algorithm": algorithm, "away_s": away, "until_out_s": out - BEFORE, "until_back_s": back - BEFORE - away,
@@ -123,9 +121,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for algorithm in given.algo or ALGORITHMS:
         with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as base:
-            calm, found = (
-                play(given, algorithm, Path(base, kind), faults=kind == "faults") for kind in ("calm", "faults")
-            )
+            calm, found = play(given, algorithm, Path(base))
         rows.append(compare(calm, found, algorithm, given.away))
         if not given.json:
             _show(rows[-1])

@@ -217,6 +217,16 @@ def kills(results: Results) -> Iterator[Sequence[Any]]:
     yield "all", f"{found['killed']} in {found['jobs']} jobs", f"{len(found['wrong'])} jobs with another result", "", ""
 
 
+def absences(results: Results) -> Iterator[Sequence[Any]]:
+    """A party that is cut off, and comes back."""
+    for row in results[0]:
+        skipped = max(row["skipped"].values()) / max(row["calm_samples"].values())
+        yield (
+            f"`{row['algorithm']}`", f"{row['until_out_s']:.0f}", f"{row['until_back_s']:.1f}", f"{row['others']:.0%}",
+            f"{skipped:.0%}", f"{row['accuracy']:.3f}", f"{row['calm_accuracy']:.3f}",
+        )  # fmt: skip
+
+
 MODELS = {
     "cnn": "PyTorch: a CNN", "lm": "PyTorch: a language model", "gan": "PyTorch: a GAN, two optimizers",
     "trainer": "MXNet: Gluon's Trainer", "module": "MXNet: `Module.fit`",
@@ -352,6 +362,12 @@ TABLES: Sequence[Table] = (
         "Medians of 20 [lowest, highest].", 2,
     ),
     Table(
+        "party-loss", "recovery.md", [PYTHON + "party_loss.py"],
+        ["", "left out after: s", "back after its return: s", "others' rounds meanwhile", "samples skipped by it",
+         "accuracy", "without faults"],
+        absences, "One run of each pair of jobs.", 21,
+    ),
+    Table(
         "hosts", "exchange.md", [PYTHON + "sites.py --hosts 4,16,64"],
         ["hosts", "until all agents run: s", "`geomx status`: s", "`geomx logs collect`: s", "`geomx stop`: s"], hosts,
         "One run each.", 1,
@@ -386,4 +402,4 @@ TABLES: Sequence[Table] = (
         ["", "loss", "to one process", "s", "WAN MB"], frameworks, "One run each.", 4,
     ),
 )  # fmt: skip
-"""In all 128 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""
+"""In all 149 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""
