@@ -146,6 +146,22 @@ def test_others_finish_while_a_party_is_out(
     assert all(end["samples"] + end.get("skipped", 0) == 240 for end in ends)
 
 
+@pytest.mark.parametrize("algo", ["fsa", "diloco"])
+def test_others_are_stopped_while_a_party_is_out(
+    algo: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has as many samples as they, skipped or not, though it could train on."""
+    absence = Absence(monkeypatch, 12, 10**9)
+    options = {"algo": algo, "inner_steps": 2, "parties": 3, "batch_size": 4, "party_loss": "out"}
+    job = TrainingJob(tmp_path, data_dir=str(data), epochs=10_000, time_limit=1.5, **options)
+    until(lambda: len(job.finished) == 4, 60)
+    absence.end()
+    job.run()
+    ends = [job.finished[rank] for rank in range(6)]
+    assert len({end["parameters"] for end in ends}) == 1
+    assert len({end["samples"] + end.get("skipped", 0) for end in ends}) == 1
+
+
 def test_a_party_is_out_twice(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Absence(monkeypatch, 8, 12)
     Absence(monkeypatch, 36, 10)

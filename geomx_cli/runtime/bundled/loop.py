@@ -383,6 +383,9 @@ class Loop:
             vote = self._stop_vote.result()
             if not self._client.has_missed:
                 break
+        alone = vote.voters == (self._client.party_index,)  # the others have left: they have finished, or stopped
+        if alone:  # the last round was none of theirs
+            skipped = min((rounds - 1) * self._part.steps_per_round, skipped)
         self._part.start()
         position.skipped += self._samples_of(position.steps, position.steps + skipped)
         position.steps += skipped
@@ -392,7 +395,6 @@ class Loop:
             f"this worker's party was left out for {counted(rounds, 'round')}: the worker skips"
             f" {counted(skipped, 'batch')}, and drops its steps since the last round of all parties"
         )
-        alone = vote.voters == (self._client.party_index,)  # the others have left: they have finished, or stopped
         return Vote(vote.stop, 0 if alone else vote.unfinished, vote.voters)
 
     def _samples_of(self, first: int, end: int) -> int:
