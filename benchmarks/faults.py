@@ -33,14 +33,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from job_sites import Sites, pair_of_sites
+from job_sites import ENDING, Sites, pair_of_sites, running
 from outcome import conclude
 
 from geomx_cli.core.errors import CheckFailed
 
 TOGETHER = ("stop", "cut")
 PAUSES = (2.0, 8.0)  # seconds
-ENDING = 120.0
 
 
 @dataclass(frozen=True)
@@ -76,19 +75,8 @@ def play(given: argparse.Namespace) -> tuple[Outcome, Outcome]:
     ]  # fmt: skip
     base = tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp")
     with base as folder, pair_of_sites(Path(folder), given.parties) as made:
-        launched = [each.launch(training) for each in made]
-        try:
-            for each, one in zip(made, launched, strict=True):
-                each.wait_until_it_trains(one)
+        with running(made, training, 60 * given.minutes + ENDING) as launched:
             done = list(_disturb(made[-1], launched[-1], Random(given.seed), 60 * given.minutes, given.faults))
-            ends = [one.wait(60 * given.minutes + ENDING) for one in launched]
-        finally:
-            for one in launched:
-                one.send_signal(signal.SIGINT)
-                one.wait(ENDING)
-        for each, status in zip(made, ends, strict=True):
-            if status:
-                raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])
         calm, found = (_outcome(each, faults) for each, faults in zip(made, ([], done), strict=True))
         return calm, found
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from wan import Wan
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["Sites", "pair_of_sites"]
+__all__ = ["ENDING", "Sites", "pair_of_sites", "running"]
 
 CONTROL = "control"
 """The namespace of the control machine."""
@@ -27,7 +28,7 @@ add chain inet cut input { type filter hook input priority 0; }
 add rule inet cut input iifname "eth0" drop
 add chain inet cut output { type filter hook output priority 0; }
 add rule inet cut output oifname "eth0" drop"""
-STARTING = 60.0
+STARTING, ENDING = 60.0, 120.0
 
 
 class Sites:
@@ -132,3 +133,24 @@ def pair_of_sites(
             each.folder.mkdir()
             each.listen()
         yield made
+
+
+@contextmanager
+def running(made: Sequence[Sites], training: Sequence[str], limit: float) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Launch a job at each of these sites. The body begins when all train. Then wait for their ends.
+
+    limit: seconds for each end. Raises CheckFailed if a job ends with another status than 0.
+    """
+    launched = [each.launch(training) for each in made]
+    try:
+        for each, one in zip(made, launched, strict=True):
+            each.wait_until_it_trains(one)
+        yield launched
+        ends = [one.wait(limit) for one in launched]
+    finally:
+        for one in launched:
+            one.send_signal(signal.SIGINT)
+            one.wait(ENDING)
+    for each, status in zip(made, ends, strict=True):
+        if status:
+            raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from job_sites import Sites, pair_of_sites
+from job_sites import ENDING, Sites, pair_of_sites, running
 from outcome import conclude
 
 from geomx_cli.core.errors import CheckFailed
@@ -33,7 +33,6 @@ from geomx_cli.core.errors import CheckFailed
 BEFORE, BETWEEN, AFTER = 30.0, 30.0, 30.0  # seconds
 AWAY, KILLED = "f2", "f3"
 OUT, BACK = "is left out, and counts", "takes part again, after"
-ENDING = 120.0
 ALGORITHMS: Mapping[str, Sequence[str]] = {
     "fsa": (),
     "hfa": ("--k1", "2", "--k2", "5"),
@@ -49,19 +48,8 @@ def play(given: argparse.Namespace, algorithm: str, base: Path) -> list[dict[str
         "--time-limit", f"{seconds:.0f}s", "--algo", algorithm, *ALGORITHMS[algorithm],
     ]  # fmt: skip
     with pair_of_sites(base, given.parties, given.rate, given.rtt) as made:
-        launched = [each.launch(training) for each in made]
-        try:
-            for each, one in zip(made, launched, strict=True):
-                each.wait_until_it_trains(one)
+        with running(made, training, seconds + ENDING):
             _disturb(made[-1], given.away)
-            ends = [one.wait(seconds + ENDING) for one in launched]
-        finally:
-            for one in launched:
-                one.send_signal(signal.SIGINT)
-                one.wait(ENDING)
-        for each, status in zip(made, ends, strict=True):
-            if status:
-                raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])
         return [{**each.result(), **_seen(each)} for each in made]
 
 

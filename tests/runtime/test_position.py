@@ -16,7 +16,8 @@ from geomx_cli.ps.client import Client
 from geomx_cli.runtime import standalone
 from geomx_cli.runtime.bundled import networks
 from geomx_cli.runtime.bundled.evaluation import Evaluation
-from geomx_cli.runtime.bundled.loop import Loop, Position, RoundProgress
+from geomx_cli.runtime.bundled.loop import Loop
+from geomx_cli.runtime.bundled.position import Position, RoundProgress
 from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import Samples, TextSamples
 from geomx_cli.runtime.script.store import Store
