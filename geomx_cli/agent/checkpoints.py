@@ -84,6 +84,8 @@ class Checkpoints:
         if problem is not None and not self._copy.is_answered:
             self._copy.is_answered = True
             self._answer(self._visitor, {"type": "kept", "number": self._number, "problem": problem})
+        if self._copy.problem is not None:
+            self._copy.join()  # it has nothing more to do
         if not self._copy.is_alive():
             self._copy = None
 
@@ -164,18 +166,18 @@ class _Copy(threading.Thread):
         self._kept = kept
 
     def run(self) -> None:
+        problem = ""
         try:
             Checkpoint.write(
                 self._directory, self._number, self._sources, self._incarnations, self._end_freeze, self._kept
             )
-            self.problem = ""
         except OSError as error:
-            self.problem = f"it cannot be written: {error.strerror}"
+            problem = f"it cannot be written: {error.strerror}"
         except Exception as error:  # otherwise the thread would hide it
-            self.problem = f"it cannot be written: {error!r}"
-            print(self.problem, file=sys.stderr, flush=True)
-        finally:
-            self._freeze.end(self.problem or "its copy ended")
+            problem = f"it cannot be written: {error!r}"
+            print(problem, file=sys.stderr, flush=True)
+        self._freeze.end(problem or "its copy ended")
+        self.problem = problem  # last: whoever reads it may begin the next checkpoint
 
     def _end_freeze(self) -> None:
         """Let the processes go on. Raises OSError if they have not stood still: the copy may mix two moments."""

@@ -131,7 +131,7 @@ def test_inside_an_allocation_that_ends_and_inside_the_next(desk: Desk, slurm: S
     second, out = submit(desk, "q", "launch", "--job-dir", "again", "--resume", "./job", "--time-limit", "2s")
     assert second.wait(120) == 0, out.read_text()
     said = out.read_text()
-    assert "(n[3-4])\ngoing on from the checkpoint of " in said
+    assert "(n[3-4])\n" in said and "\ngoing on from the checkpoint of " in said
     hosts = json.loads((desk.folder / "again" / "inventory.json").read_bytes())["hosts"]
     assert [host["access"]["node"] for host in hosts] == ["n3", "n3", "n4"]
 

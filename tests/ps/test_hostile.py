@@ -218,6 +218,27 @@ def _flood(stream: socket.socket, size: int) -> None:
             stream.sendall(chunk)
 
 
+def test_what_cannot_be_read_does_not_stay_in_its_sender_s_window() -> None:
+    """Otherwise the sender waits for ever: its window never opens again."""
+    loop = Loop()
+    heard: list[str] = []
+    listener = _transport(loop, "listener", None, heard)
+    member = _transport(loop, "friend", None, heard, party="B")
+    link = member.dial(listener.listen(("tcp://127.0.0.1:*",))[0], "listener", wide_area=True)
+    end = time.monotonic() + 30
+    loop.run(until=lambda: link.lanes.all_up or time.monotonic() > end)
+    for number in range(3):
+        bad = Header(kind=Kind.EXCHANGE, length=10, size=10, request=number + 1, weight=-1.0)
+        link.send(bad, memoryview(bytes(40)))
+    assert link.window.held == link.window.under_way == 120
+    loop.run(until=lambda: link.window.held == link.window.under_way == 0 or time.monotonic() > end)
+    assert link.window.held == link.window.under_way == 0
+    assert listener.counters["malformed"] == 1, "they were one message"
+    for transport in (listener, member):
+        transport.close(0)
+    loop.close()
+
+
 def _rings(directory: Path, job: str) -> dict[str, security.KeyRing]:
     rings = {}
     callers = {"listener": {"friend": security.Identity("friend", "worker", 0)}, "friend": None}
@@ -231,11 +252,13 @@ def _rings(directory: Path, job: str) -> dict[str, security.KeyRing]:
     return rings
 
 
-def _transport(loop: Loop, name: str, keys: security.KeyRing | None, heard: list[str]) -> Transport:
+def _transport(
+    loop: Loop, name: str, keys: security.KeyRing | None, heard: list[str], party: str = "A"
+) -> Transport:
     return Transport(
         loop,
         job=7,
-        who={"process": name, "party": "A", "role": "worker"},
+        who={"process": name, "party": party, "role": "worker"},
         keys=keys,
         on_message=lambda link, header, payload: heard.append(link.name),
         on_link=lambda _: None,

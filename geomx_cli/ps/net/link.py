@@ -179,6 +179,11 @@ class Link:
             self._arrived += size
             self._transport.schedule_credit(self)
 
+    def drop(self, size: int) -> None:
+        """`size` bytes from this peer have arrived, and cannot be read."""
+        self.arrived(size)
+        self.consumed(size)
+
     def flush_credit(self) -> None:
         """Send the credit that no message has carried yet, and release shared memory blocks that are free again."""
         if self._memory is not None and (blocks := self._memory.freed()):

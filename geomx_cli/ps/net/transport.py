@@ -286,10 +286,10 @@ class Transport:
         if link is None and sender is not None and sender.bytes in self._accepted.ended:
             self.counters[LEFT_OVER] += 1
             return
+        rest = iter(frames)
         try:
             if len(frames) > 2 * MAX_FUSED:
                 raise BadMessage(f"{len(frames)} parts")
-            rest = iter(frames)
             for frame in rest:
                 header = decode_header(frame.buffer, self.job)
                 body = None if header.place == Place.NONE else next(rest, None)
@@ -319,6 +319,10 @@ class Transport:
                     self._accepted.note(*self._accepted.by_identity[sender.bytes], sender.get(zmq.SRCFD))
         except BadMessage as error:
             self.count_refused(link, "malformed", str(error))
+            if link is not None:
+                # Its sender counts what cannot be read as under way, and would otherwise wait for ever. This is more
+                # than its payloads, by the headers, which the sender's window bears.
+                link.drop(sum(map(len, rest)))
         self._fusing.flush_due()
 
     def _arrived(self, link: Link, header: Header, payload: memoryview | None, size: int) -> None:
