@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from geomx_cli.commands._inventory import machines_again, other_machines
+from geomx_cli.commands._inventory import machines, machines_again, other_machines
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.options import Value
 from geomx_cli.core.stores import is_url
@@ -26,16 +26,24 @@ _MAY_CHANGE = {
     "timeout",
 }  # fmt: skip
 """Options that change nothing of what is kept."""
+_NUMBERS = {
+    "central_workers", "epochs", "global_servers", "local_servers", "parties", "topology", "workers",
+}  # fmt: skip
+"""Options with which a bundled job goes on from the model that another one has saved, not from a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The job, and the script, options and machines that it had, or the others that the user has given."""
+    """The job, and the script, options and machines that it had, or the others that the user has given.
+
+    renumbered: whether it goes on with other numbers of parties, workers, servers or epochs.
+    """
 
     job: "KnownJob | StoredJob"
     script: tuple[str, ...]
     options: dict[str, Value]
     inventory: "Inventory"
+    renumbered: bool = False
 
 
 def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], hosts: Path | None) -> Resumed:
@@ -54,9 +62,18 @@ def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], host
     if script and script != ran:
         what = " ".join(ran) or "the bundled training"
         raise UsageError(f"job {job.id} has run {what}", "leave the script out, as --resume runs what that job has run")
-    options = _options(job.id, had, given)
-    if not isinstance(job, KnownJob) and (inventory := other_machines(hosts, job.inventory)) is not None:
-        return Resumed(job, ran, options, inventory)
+    options, renumbered = _options(job.id, had, given)
+    if renumbered:
+        if not isinstance(job, KnownJob) or ran:
+            what = "a job whose directory is lost" if not ran else "a script"
+            hint = "leave out the options of numbers; other numbers are for bundled jobs launched from this machine"
+            raise UsageError(f"{what} goes on with the numbers that it had", hint)
+        if not is_here and hosts is None:
+            raise UsageError(f"job {job.id} ran on other machines", "give the inventory of the new ones: --hosts FILE")
+        anew, options = machines(hosts, hosts is None, options)
+        return Resumed(job, ran, options, anew, renumbered=True)
+    if not isinstance(job, KnownJob) and (others := other_machines(hosts, job.inventory)) is not None:
+        return Resumed(job, ran, options, others)
     if not isinstance(job, KnownJob) and job.withheld:
         names = ", ".join(job.withheld)
         what = f"the checkpoint of job {job.id} lacks the values of the inventory's env: {names}"
@@ -93,16 +110,19 @@ def _find(name: str) -> "KnownJob | StoredJob":
     return found
 
 
-def _options(job: str, had: Mapping[str, Value], given: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the options that a job had, with those of this command that may change. Raises UsageError for others."""
+def _options(job: str, had: Mapping[str, Value], given: Mapping[str, Value]) -> tuple[dict[str, Value], bool]:
+    """Return the options that a job had, with those of this command that may change, and whether some of these are
+    numbers. Raises UsageError for others.
+    """
     context = click.get_current_context()
-    options = dict(had)
+    options, renumbered = dict(had), False
     for option, value in given.items():
         written = context.get_parameter_source(option) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         if not written or value == options.get(option):
             continue
-        if option not in _MAY_CHANGE:
+        if option not in _MAY_CHANGE | _NUMBERS:
             flag = "--" + option.replace("_", "-")
             raise UsageError(f"{flag} with --resume: job {job} has other values", f"leave {flag} out")
+        renumbered |= option in _NUMBERS
         options[option] = value
-    return options
+    return options, renumbered

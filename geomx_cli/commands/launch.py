@@ -56,7 +56,8 @@ __all__ = ["launch"]
     metavar="JOB",
     help="Start a new job, with the same script, options and machines, from the newest checkpoint of a job that has "
     "ended. JOB is its id, its directory, or the folder or URL of its --checkpoint-to. With a folder or URL, --hosts "
-    "may name other machines.",
+    "may name other machines. With other numbers (--parties, --workers, --epochs, ...), a job without a script starts "
+    "from the model that JOB saved at its end, and goes on in the middle of the epoch.",
 )
 @export_options
 @script_argument()
@@ -173,6 +174,7 @@ def launch(
         ssh=ssh_options(accept_new_host_keys),
         observer=exports,
         resume=before.job if before is not None else None,
+        renumbered=before is not None and before.renumbered,
     )
     return report(launching.launch(inventory, spec, launch_options), json=json)
 

@@ -68,6 +68,8 @@ class NodeSettings:
     incarnation: which life of the process this is, 0 for the first one.
     state_dir: a folder of its own, in which its state survives it; "" if nothing restarts it.
     stop_file: see StopFiles; "" without an agent.
+    start_dir: what a bundled worker goes on from, if its job has other numbers of parties, workers or servers than the
+        job before; else "".
     training_since: when its training began, by the job's clock, if all processes have begun again since; else 0.
     options: the table of options, by name.
     """
@@ -105,6 +107,7 @@ class NodeSettings:
     incarnation: int = 0
     state_dir: str = ""
     stop_file: str = ""
+    start_dir: str = ""
     training_since: float = 0.0
     options: Mapping[str, Value] = field(default_factory=dict)
 

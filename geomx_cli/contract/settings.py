@@ -39,6 +39,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       GEOMX_SUPERVISED=1                      an agent reports if this process ends, hangs or is stopped
       GEOMX_INCARNATION, GEOMX_STATE_DIR      which life of the process this is, from 0; where its state survives it
       GEOMX_STOP_FILE                         exists once the job is asked to stop
+      GEOMX_START_DIR                         bundled worker: what a job with other numbers of workers has left to it
       GEOMX_RESTART_COUNT                     script: how often all workers have begun again (--on-worker-loss)
       GEOMX_TRAINING_SINCE                    when its training has begun before that, in Unix seconds
 """

@@ -25,7 +25,7 @@ SETTINGS: Mapping[str, str] = {
     "wan_share": "GEOMX_WAN_SHARE", "links": "GEOMX_LINKS", "device": "GEOMX_DEVICE", "group_size": "GEOMX_GROUP_SIZE",
     "rendezvous": "GEOMX_RENDEZVOUS", "peers": "GEOMX_PEERS", "clock_ahead": "GEOMX_CLOCK_AHEAD",
     "supervised": "GEOMX_SUPERVISED", "incarnation": "GEOMX_INCARNATION", "state_dir": "GEOMX_STATE_DIR",
-    "stop_file": "GEOMX_STOP_FILE",
+    "stop_file": "GEOMX_STOP_FILE", "start_dir": "GEOMX_START_DIR",
     "training_since": "GEOMX_TRAINING_SINCE",
 }  # fmt: skip
 """The variables of a process's settings, by field of NodeSettings."""

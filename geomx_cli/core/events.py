@@ -276,6 +276,7 @@ class ProcessFinished(Event, tag="finished"):
         weights. One worker also sets the weights' test accuracy or validation loss.
 
     skipped: samples that the worker did not train on, because its party was left out (`--party-loss out`).
+    place: the epoch of the next batch, and the number of batches of that epoch before it.
     contribution: set by a script's worker that trains. "rounds" if it has begun rounds, or "party" if none of these led
         to an exchange between parties. If it has begun none: "alone" if it reported training, or has keys and never
         pulled; "keyless" if it declared no keys; "reads" if it pulled repeatedly.
@@ -284,6 +285,7 @@ class ProcessFinished(Event, tag="finished"):
     rounds: Count | None = None
     samples: Count | None = None
     skipped: Count = 0
+    place: tuple[Count, Count] | None = None
     seconds: Seconds | None = None
     stopped: str = ""
     contribution: Contribution = ""

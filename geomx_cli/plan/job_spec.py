@@ -14,7 +14,10 @@ from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.options import Value
 from geomx_cli.inventory import Host
 
-__all__ = ["JobSpec", "complete", "new_job_id"]
+__all__ = ["START", "JobSpec", "complete", "new_job_id"]
+
+START = "start"
+"""The folder, in a job's directory, of what another job has left to it."""
 
 _PYTHON = re.compile(r"python[0-9.]*[a-z]?")
 
@@ -33,6 +36,7 @@ class JobSpec:
         variables override it.
     carried: words of the script that name files copied to other machines, with the files' paths below `files_dir`.
     script_digest: SHA-256 over the script and the files of --sync, by which reports distinguish versions; "" for none.
+    starts: whether workers of the bundled job begin from `start_dir_on`, with what a job of other numbers has left.
     script_warning: why the script may not train by the job's algorithm, for its records; "" if nothing is known to be
         wrong.
     """
@@ -43,6 +47,7 @@ class JobSpec:
     carried: Mapping[str, str] = field(default_factory=dict)
     script_digest: str = ""
     script_warning: str = ""
+    starts: bool = False
     job_dir: str = ""
     socket_dir: str = ""
     key_dir: str = ""
@@ -57,6 +62,10 @@ class JobSpec:
         """Return the folder for unix sockets on `host`, specific to the account there."""
         token = PurePosixPath(self.socket_dir).name.rpartition("-")[2]
         return f"{host.sockets}-{token}" if host.sockets else self.socket_dir
+
+    def start_dir_on(self, host: Host) -> str:
+        """Return the folder from which the workers on `host` begin; "" if they begin anew."""
+        return f"{self.job_dir_on(host)}/{START}" if self.starts else ""
 
     def key_file_on(self, host: Host, process: str) -> str:
         """Return the path of a process's key file on `host`; "" in a job without keys."""

@@ -225,6 +225,7 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         global_rank=node.global_rank,
         bind=tuple(endpoint.bind for endpoint in own),
         advertise=tuple(dict.fromkeys(seen for end in own for seen in (end.near, end.advertised))),
+        start_dir=spec.start_dir_on(node.host) if node.role == "worker" else "",
         key_file=spec.key_file_on(node.host, node.name),
         group_size=node.group,
         rendezvous=_rendezvous(node, layout),

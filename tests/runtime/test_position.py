@@ -19,6 +19,7 @@ from geomx_cli.runtime.bundled.evaluation import Evaluation
 from geomx_cli.runtime.bundled.loop import Loop
 from geomx_cli.runtime.bundled.position import Position, RoundProgress
 from geomx_cli.runtime.data import reader
+from geomx_cli.runtime.data.epochs import Deal, Epochs
 from geomx_cli.runtime.data.samples import Samples, TextSamples
 from geomx_cli.runtime.script.store import Store
 from geomx_cli.runtime.training.model import ModelAdapter
@@ -63,8 +64,9 @@ class Worker:
         model = self._network.build()
         evaluation = Evaluation(self._network.build(), reader.load("fashion-mnist", "test", folder), 3)
         part = self._algorithm.worker(self._client, model, self._config)
-        shard = reader.load("fashion-mnist", "train", folder)
-        return model, Loop(self._client, self._config, model=model, part=part, shard=shard, evaluation=evaluation)
+        deal = Deal(1, {}, "iid", self._config.seed, self._config.batch_size)
+        epochs = Epochs(reader.load("fashion-mnist", "train", folder), deal, 0, self._config.epochs)
+        return model, Loop(self._client, self._config, model=model, part=part, epochs=epochs, evaluation=evaluation)
 
     def continue_elsewhere(self) -> None:
         before = State.from_bytes(self.loop.state().to_bytes())

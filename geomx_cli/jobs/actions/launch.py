@@ -13,7 +13,7 @@ from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.stored import DESCRIPTION
 from geomx_cli.contract import security
 from geomx_cli.core import env_names
-from geomx_cli.core.errors import Interrupted
+from geomx_cli.core.errors import Interrupted, UsageError
 from geomx_cli.core.stores import Store, normal_place
 from geomx_cli.core.units import counted, format_bytes, format_duration
 from geomx_cli.hosts import Connector, File
@@ -26,6 +26,7 @@ from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import Tee, rank_zero
 from geomx_cli.jobs.actions.checkpoint_source import fetch_checkpoint, newest_checkpoint
 from geomx_cli.jobs.actions.data import provide
+from geomx_cli.jobs.actions.saved_model import collect, inherited
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.registry import KnownJob
@@ -37,7 +38,7 @@ from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Conclusion, Outcome, detached, record_conclusion
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import topology_line
-from geomx_cli.plan.job_spec import complete
+from geomx_cli.plan.job_spec import START, complete
 from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class LaunchOptions:
     view: in place of the table, or of lines where there is no terminal.
     tee: show the output of the worker of global rank 0.
     resume: the job from whose newest checkpoint this one goes on; a StoredJob's are fetched first.
+    renumbered: whether this job has other numbers, so that it goes on from the model which the other one has saved.
     """
 
     detach: bool = False
@@ -127,6 +129,7 @@ class LaunchOptions:
     view: View | None = None
     tee: bool = False
     resume: KnownJob | StoredJob | None = None
+    renumbered: bool = False
 
 
 def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Conclusion:
@@ -149,10 +152,10 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     view = options.view or view_for()
     observer, outcome = options.observer, None
     try:
-        before = options.resume
-        checkpoints = _newest(before, view) if isinstance(before, KnownJob) else {}
+        start, checkpoints = _left_by(options, int(spec.options["epochs"]), view)
+        before = None if options.renumbered else options.resume  # whose checkpoint this job goes on from
         with view.waiting("reading the script and the files of --sync"):
-            spec, packed = prepared(spec, options.sync)
+            spec, packed = prepared(replace(spec, starts=bool(start)), options.sync)
         directory = JobDirectory(spec.job, Path(spec.job_dir))
         _check_checkpoints(plan(choose(inventory, None), spec), before)  # raises errors for which no host is needed
         with directory.claimed(), ExitStack() as stack:
@@ -173,6 +176,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             with view.waiting("looking for the data set") as set_status:
                 provide(planned, inventory, reached, view.note, _progress(view.note, set_status))
             directory.write_plan(planned, inventory)
+            directory.write_start(start)
             if isinstance(before, StoredJob):
                 checkpoints = _fetched(before, planned, reached, view)
             _announce(planned, view, tee=options.tee)
@@ -185,7 +189,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
                 on_turn=tee.print_new if tee is not None else lambda: None, warned=options.warned,
             )
             handlers.enter_context(interrupts_to(pool.inbox, pool.interrupt))
-            outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
+            outcome = _carry_out(watch, pool, _files(planned, inventory, packed, start), view, detach=options.detach)
             allocation.kept = outcome is None or bool(outcome.left)
     finally:
         view.close()
@@ -199,12 +203,27 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     return end.with_late_interrupt(pool.interrupted, spec.job)
 
 
+def _left_by(
+    options: LaunchOptions, epochs: int, view: View
+) -> tuple[dict[str, bytes], Mapping[str, str]]:
+    """Return the files that the workers begin from, and the newest checkpoint by host, as the job before has left them
+    here. Other numbers need no checkpoint.
+    """
+    before = options.resume
+    if not isinstance(before, KnownJob):
+        return {}, {}
+    return (collect(before, epochs, view), {}) if options.renumbered else (inherited(before), _newest(before, view))
+
+
 def _check_checkpoints(planned: Plan, before: KnownJob | StoredJob | None) -> None:
     """Raise InvalidSettings if processes do not fit the checkpoint, or this machine, if it is all, lacks a package for
-    --checkpoint-to.
+    --checkpoint-to, or its checkpoints would lack what the workers begin from.
     """
     if isinstance(before, StoredJob):
         before.check(planned)
+    if planned.spec.starts and planned.spec.options["checkpoint_to"]:
+        what = "--checkpoint-to in a job with other numbers than the job that it goes on from"
+        raise UsageError(what, "leave it out: checkpoints stay on the hosts, and geomx stop saves the model")
     if (place := str(planned.spec.options["checkpoint_to"])) and set(planned.hosts) <= set(planned.here):
         Store(place)
 
@@ -313,15 +332,22 @@ def _carry_out(
     return outcome
 
 
-def _files(planned: Plan, inventory: Inventory, packed: UserFiles) -> dict[str, dict[str, File]]:
-    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the user's; and
-    on the first, which makes checkpoints in a store whole, the job's description.
+def _files(
+    planned: Plan, inventory: Inventory, packed: UserFiles, start: Mapping[str, bytes]
+) -> dict[str, dict[str, File]]:
+    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the user's; what
+    the workers begin from, where it is not yet; and on the first, which makes checkpoints in a store whole, the job's
+    description.
     """
     keys = key_files(planned)
     files = {
         name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
         for name in planned.hosts
     }
+    for name in planned.hosts:
+        folder = f"{planned.job_dirs[name]}/{START}"
+        if not (inventory.host(name).shares_files and planned.job_dirs[name] == planned.spec.job_dir):
+            files[name] |= {f"{folder}/{file}": File(content) for file, content in start.items()}
     if planned.spec.options["checkpoint_to"]:
         first = planned.hosts[0]
         place = f"{planned.job_dirs[first]}/hosts/{first}/{DESCRIPTION}"

@@ -8,6 +8,7 @@
     hosts/HOST/agent-end.jsonl      messages of an agent that has ended, if no control machine has had them
     events/, logs/            one file per process
     outputs/PROCESS/          what it has saved in GEOMX_OUTPUT_DIR
+    start/                    what the workers begin from, in a job with other numbers than the job before it
     keys/                     mode 0700, one file of mode 0600 per process; removed at the end
 
 Unix sockets have a separate folder, because their paths must be short; it is removed at the end as well.
@@ -15,7 +16,7 @@ Unix sockets have a separate folder, because their paths must be short; it is re
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,12 @@ from pathlib import Path
 import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
-from geomx_cli.core.files import make_folders, make_private
+from geomx_cli.core.files import make_folders, make_private, write_atomic
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store import job_state
 from geomx_cli.plan import Plan
+from geomx_cli.plan.job_spec import START
 
 __all__ = ["JobDirectory"]
 
@@ -72,6 +74,15 @@ class JobDirectory:
             _write_new(self.path / "plan.json", json.dumps(plan.to_json(), indent=1))
             _write_new(self.path / "inventory.json", json.dumps(msgspec.to_builtins(inventory), indent=1))
         self._remember()
+
+    def write_start(self, files: Mapping[str, bytes]) -> None:
+        """Write what the workers begin from, if there is anything, for this machine's hosts and for later jobs that go
+        on from this one. Raises as `claimed` does.
+        """
+        with self._writing():
+            for name, content in files.items():
+                make_folders(self.path / START)
+                write_atomic(self.path / START / name, content)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

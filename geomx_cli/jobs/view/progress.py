@@ -45,6 +45,8 @@ class Totals:
     encoded, encoded_lan: see Traffic.
     datagrams, relayed: see Telemetry.
     outputs: see outputs.py.
+    data: of each worker of the bundled job that has ended well: the place in its data (see ProcessFinished), and the
+        samples on which it has trained.
     restarts: how often each restarted process was started again alone, and how often all workers were. warnings: why
     the numbers may not represent the algorithm.
     """
@@ -63,6 +65,7 @@ class Totals:
     datagrams: dict[str, int] = field(default_factory=dict)
     relayed: dict[str, int] = field(default_factory=dict)
     outputs: list[dict[str, Any]] = field(default_factory=list)
+    data: dict[str, dict[str, int]] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -284,6 +287,7 @@ class Progress:
             datagrams=dict(sum((Counter(row.datagrams) for row in rows), Counter[str]())),
             relayed=dict(sum((Counter(row.relayed) for row in rows), Counter[str]())),
             outputs=outputs_of(rows),
+            data=_data(trained),
             restarts=_restarts(rows),
             warnings=list(filter(None, [self.script_warning, *result_warnings(rows)])),
         )
@@ -292,6 +296,15 @@ class Progress:
 def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     known = list(pairs)
     return sum(first for first, _ in known), sum(second for _, second in known)
+
+
+def _data(rows: Iterable[ProcessState]) -> dict[str, dict[str, int]]:
+    ends = {row.process.name: row.finished for row in rows}
+    return {
+        name: {"epoch": end.place[0], "batches": end.place[1], "samples": end.samples or 0}
+        for name, end in ends.items()
+        if end is not None and end.place is not None
+    }
 
 
 def _restarts(rows: Iterable[ProcessState]) -> dict[str, int]:

@@ -17,11 +17,14 @@ from geomx_cli.ps.cluster.partition import Placement, Tensor
 from geomx_cli.ps.state_file import Saved
 from geomx_cli.runtime import frontends
 from geomx_cli.runtime.bundled import checkpoint, networks
+from geomx_cli.runtime.bundled.earlier_job import EarlierJob
 from geomx_cli.runtime.bundled.evaluation import Evaluation
 from geomx_cli.runtime.bundled.loop import Loop
 from geomx_cli.runtime.bundled.record import Score
 from geomx_cli.runtime.data import reader
-from geomx_cli.runtime.data.samples import Samples, shard, text_shard
+from geomx_cli.runtime.data.epochs import Deal, Epochs
+from geomx_cli.runtime.data.samples import Samples
+from geomx_cli.runtime.script import optimizer_state
 from geomx_cli.runtime.script.store import Store, row_size
 from geomx_cli.runtime.stop_notice import StopNotice
 from geomx_cli.runtime.training.model import ModelAdapter, Network
@@ -46,8 +49,9 @@ def main(client: Client) -> None:
     frontends.prepare_imports()  # a user's own network or data set may import any framework
     config = TrainConfig.from_options(client.settings.options)
     algorithm: Any = plugins.find("algorithm", config.algorithm)
+    earlier = EarlierJob.read(client.settings.start_dir)
     if config.text("schedule") != "constant":
-        config = replace(config, steps=_steps(client, config))
+        config = replace(config, steps=_steps(client, config, earlier))
     optimizer = algorithm.server_optimizer(config)
     folder = client.settings.state_dir
     with closing(WorkerState(Path(folder) if folder else None, client.events.warn)) as recovery:
@@ -57,19 +61,25 @@ def main(client: Client) -> None:
             client.control.set_optimizer(*optimizer, schedule=_server_schedule(client, config, algorithm))
             recovery.set_up()
         if client.trains:
-            _train(client, config, algorithm, recovery)
+            _train(client, config, algorithm, recovery, earlier)
             return
-    _initialise(client, config)
+    _initialise(client, config, earlier)
     client.report(state="finished")
     client.events.write(StateChanged(state="finished"))
 
 
-def _steps(client: Client, config: TrainConfig) -> int:
-    """Return the steps of a worker, for a schedule: those of an equal share of the data."""
-    samples = reader.train_size(config.data, config.data_dir, of_text=config.trains_on_text) // client.num_all_workers
+def _steps(client: Client, config: TrainConfig, earlier: EarlierJob | None) -> int:
+    """Return the steps of a worker, for a schedule: those of an equal share of the data. After an earlier job, its
+    steps, and those of an equal share of what it has left.
+    """
+    size = reader.train_size(config.data, config.data_dir, of_text=config.trains_on_text)
+    workers = client.num_all_workers
     if config.trains_on_text:
-        samples //= int(config.number("context"))
-    return config.epochs * max(1, -(-samples // config.batch_size))
+        size //= int(config.number("context"))
+    if earlier is not None:
+        left = max(0, config.epochs * size - earlier.samples) // workers
+        return earlier.steps + -(-left // config.batch_size)
+    return config.epochs * max(1, -(-(size // workers) // config.batch_size))
 
 
 def _server_schedule(client: Client, config: TrainConfig, algorithm: Any) -> Any:
@@ -93,41 +103,47 @@ def _network(config: TrainConfig) -> Network:
     return networks.find(config.network, shape, classes, config.text("framework"), *sizes)
 
 
-def _values(config: TrainConfig, network: Network) -> dict[str, Array]:
-    """Return the initial value of every key."""
+def _values(config: TrainConfig, network: Network, earlier: EarlierJob | None) -> dict[str, Array]:
+    """Return the initial value of every key, of an earlier job if there is one."""
     values = {**network.initial_weights(config.seed), STOP: np.zeros(1, np.float32)}
-    return values | (network.initial_statistics() if config.options["sync_stats"] else {})
+    values |= network.initial_statistics() if config.options["sync_stats"] else {}
+    trained = {} if earlier is None else earlier.weights()
+    return values | {name: trained[name] for name in values if name in trained}
 
 
-def _initialise(client: Client, config: TrainConfig) -> None:
-    values = _values(config, _network(config))
+def _initialise(client: Client, config: TrainConfig, earlier: EarlierJob | None) -> None:
+    values = _values(config, _network(config), earlier)
     client.declare([Tensor(name, value.size, "float32", row_size(value.shape)) for name, value in values.items()])
     client.init({name: value.reshape(-1) for name, value in values.items()})
 
 
-def _train(client: Client, config: TrainConfig, algorithm: Algorithm, recovery: WorkerState) -> None:
-    shard, test = _data(client, config)
+def _train(
+    client: Client, config: TrainConfig, algorithm: Algorithm, recovery: WorkerState, earlier: EarlierJob | None
+) -> None:
+    epochs, test = _data(client, config, earlier)
     network = _network(config)
     with network.session(client.settings.device, config.seed + client.global_rank):
-        _run(client, config, algorithm, network, shard, test, recovery)
+        _run(client, config, algorithm, network, epochs, test, recovery, earlier)
 
 
 def _run(
-    client: Client, config: TrainConfig, algorithm: Algorithm, network: Network, shard: Samples,
-    test: Samples | None, recovery: WorkerState,
+    client: Client, config: TrainConfig, algorithm: Algorithm, network: Network, epochs: Epochs,
+    test: Samples | None, recovery: WorkerState, earlier: EarlierJob | None,
 ) -> None:  # fmt: skip
-    if shard.classes > network.classes:
-        what = f"the training data have {shard.classes} classes, the test data only {network.classes}"
+    if epochs.classes > network.classes:
+        what = f"the training data have {epochs.classes} classes, the test data only {network.classes}"
         raise InvalidSettings(f"--data {config.data}: {what}", "let both have the last label")
-    if shard.shape != network.shape:
-        what = f"images to train on have the shape {shard.shape}, and to test {network.shape}"
+    if epochs.shape != network.shape:
+        what = f"images to train on have the shape {epochs.shape}, and to test {network.shape}"
         raise InvalidSettings(f"--data {config.data}: {what}", "let both have one shape")
     model = network.build()
     model.warm_up(config.batch_size)
-    values = _values(config, network)
+    values = _values(config, network, earlier)
     Store(client).init(list(values), list(values.values()))
     part = algorithm.worker(client, model, config)
     if not recovery.continues:
+        if earlier is not None:
+            _load(client, algorithm, config, model, earlier)
         part.start()
     evaluation = None
     if test is not None:
@@ -135,9 +151,11 @@ def _run(
     is_supervised = client.settings.supervised  # else a signal ends it at once
     notice = StopNotice(client.events, client.settings.stop_file) if is_supervised else None
     loop = Loop(
-        client, config, model=model, part=part, shard=shard, evaluation=evaluation, recovery=recovery,
+        client, config, model=model, part=part, epochs=epochs, evaluation=evaluation, recovery=recovery,
         is_asked=lambda: notice is not None and notice.is_given,
     )  # fmt: skip
+    if earlier is not None and not recovery.continues:
+        loop.continue_from(earlier)
 
     def load(training: State, of_client: Saved) -> None:
         client.recovery.load(of_client)
@@ -158,10 +176,23 @@ def _run(
         ProcessFinished(
             rounds=part.rounds, samples=loop.position.samples, skipped=loop.position.skipped, seconds=loop.seconds,
             stopped=loop.position.stopped, parameters=model.digest(), accuracy=score.accuracy,
-            validation_loss=score.validation_loss,
+            validation_loss=score.validation_loss, place=epochs.place(loop.position.steps),
         )
     )  # fmt: skip
     client.report(state="finished", progress=1.0, left_s=0.0)
+
+
+def _load(
+    client: Client, algorithm: Algorithm, config: TrainConfig, model: ModelAdapter, earlier: EarlierJob
+) -> None:
+    """Give the model the statistics of an earlier job, and the roots, by global rank 0, their optimizer's state. They
+    close no round before this worker contributes to it.
+    """
+    trained = earlier.weights()
+    model.write_statistics({name: trained[name] for name in model.read_statistics() if name in trained})
+    state = earlier.server_state()
+    if client.global_rank == 0 and state is not None and algorithm.server_optimizer(config) is not None:
+        optimizer_state.restore(client, state)
 
 
 def _save(
@@ -198,13 +229,19 @@ def _slices(placement: Placement) -> dict[str, Any]:
     return {"key": placement.key, "slices": slices}
 
 
-def _data(client: Client, config: TrainConfig) -> tuple[Samples, Samples | None]:
+def _data(
+    client: Client, config: TrainConfig, earlier: EarlierJob | None
+) -> tuple[Epochs, Samples | None]:
     """Return this worker's training data, and on global rank 0 the test data."""
-    rank, count, evaluates = client.global_rank, client.num_all_workers, client.global_rank == 0
+    rank, evaluates = client.global_rank, client.global_rank == 0
     if config.trains_on_text:
         context = int(config.number("context"))
-        text = text_shard(reader.load_text(config.data, "train", context, config.data_dir), rank, count)
-        return text, reader.load_text(config.data, "test", context, config.data_dir) if evaluates else None
-    samples = reader.load(config.data, "train", config.data_dir)
-    own = shard(samples, rank, count, config.split, config.seed, Store(client).party_ranks)
-    return own, reader.load(config.data, "test", config.data_dir) if evaluates else None
+        data: Samples = reader.load_text(config.data, "train", context, config.data_dir)
+        test: Samples | None = reader.load_text(config.data, "test", context, config.data_dir) if evaluates else None
+    else:
+        data = reader.load(config.data, "train", config.data_dir)
+        test = reader.load(config.data, "test", config.data_dir) if evaluates else None
+    party = Store(client).party_ranks
+    parties = {} if party is None else {rank: party}
+    deal = Deal(client.num_all_workers, parties, config.split, config.seed, config.batch_size)
+    return Epochs(data, deal, rank, config.epochs, earlier.drawn if earlier is not None else ()), test

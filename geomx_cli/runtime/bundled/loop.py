@@ -1,6 +1,5 @@
 """The training loop of a bundled worker: batches, steps, rounds, evaluations, and the stop condition."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -9,11 +8,13 @@ from geomx_cli.contract.settings import factor_of
 from geomx_cli.core.units import counted
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.bundled.checkpoint import Checkpoint, Checkpoints
+from geomx_cli.runtime.bundled.earlier_job import EarlierJob
 from geomx_cli.runtime.bundled.evaluation import Evaluation, EvaluationSchedule
 from geomx_cli.runtime.bundled.position import Position, RoundProgress
 from geomx_cli.runtime.bundled.record import Record, Score
 from geomx_cli.runtime.bundled.straggler_emulation import StragglerEmulation
-from geomx_cli.runtime.data.samples import Batch, Prefetch, Samples
+from geomx_cli.runtime.data.epochs import Epochs
+from geomx_cli.runtime.data.samples import Batch, Prefetch
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.stop_vote import StopVote, Vote
 from geomx_cli.runtime.training.tensor_rounds import TensorRounds
@@ -34,7 +35,7 @@ __all__ = ["Loop"]
 
 
 class Loop:
-    """Trains `model` on `shard` to the end of the job. `evaluation` is given on global rank 0 only.
+    """Trains `model` on the batches of `epochs` to the end of the job. `evaluation` is given on global rank 0 only.
 
     is_asked: whether this worker has learnt that the job is asked to stop; all then stop in the same round.
     position: where training stands. `part.start`, or `load`, comes before the first step.
@@ -46,7 +47,7 @@ class Loop:
     """
 
     def __init__(
-        self, client: "Client", config: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, shard: Samples,
+        self, client: "Client", config: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, epochs: Epochs,
         evaluation: Evaluation | None, recovery: WorkerState | None = None,
         is_asked: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
@@ -60,7 +61,7 @@ class Loop:
         self._finite = part if isinstance(part, FiniteWorkerAlgorithm) else None
         if self._finite is not None and not part.asynchronous:
             client.skip_missed()
-        self._shard = shard
+        self._epochs = epochs
         self._rank = client.global_rank
         is_last = self._rank == client.num_all_workers - 1
         process = client.settings.process
@@ -77,9 +78,7 @@ class Loop:
         self._prefetch: Prefetch | None = None
         self._batch: Batch | None = None  # the next one
         self._exchange_began: float | None = None
-        self._epoch_steps = -(-len(shard) // config.batch_size)
-        self._all_steps = config.epochs * self._epoch_steps
-        self._record = Record(client, steps=self._all_steps, time_limit=config.time_limit)
+        self._record = Record(client, steps=epochs.steps, time_limit=config.time_limit)
         self._evaluations = EvaluationSchedule(evaluation, config, self._record)
 
     @property
@@ -150,6 +149,14 @@ class Loop:
         state.add("evaluations", self._evaluations.state())
         return state
 
+    def continue_from(self, earlier: EarlierJob) -> None:
+        """Count on from what another job's workers have counted. Call after `part.start`."""
+        self.position.samples = earlier.share_of_samples(self._rank, self._client.num_all_workers)
+        self._record.continue_from(earlier.seconds)
+        self._part.rounds = earlier.rounds
+        if self._part.optimizer is not None:
+            earlier.load_optimizer(self._part.optimizer, self._model)
+
     def load(self, state: State) -> None:
         """Continue from a `state`, in place of `part.start`. Call before the first step."""
         self.position = Position.of(state.part("position"))
@@ -170,14 +177,8 @@ class Loop:
 
     def _batches_left(self) -> Iterator[Batch]:
         """Yield the batches after those of `position`."""
-        if self.position.stopped:
-            return
-        first, used = divmod(self.position.steps, self._epoch_steps)
-        for epoch in range(first, self._config.epochs) if self._finite else itertools.count(first):
-            yield from self._shard.batches(
-                self._config.batch_size, seed=self._config.seed, epoch=epoch, rank=self._rank, start=used
-            )
-            used = 0
+        if not self.position.stopped:
+            yield from self._epochs.batches(self.position.steps, endless=self._finite is None)
 
     def _next_batch(self, batches: Iterator[Batch]) -> Batch | None:
         with self._watch("get_batch"):
@@ -228,7 +229,7 @@ class Loop:
         if not position.reason and self._is_asked():
             position.reason = "asked"
         stop = bool(position.reason) or elsewhere
-        left = 0 if position.stopped else max(0, self._all_steps - position.steps)
+        left = 0 if position.stopped else max(0, self._epochs.steps - position.steps)
         self._stop_vote.begin(stop=stop and not position.stopped, unfinished=self._part.unfinished(left))
         self._exchange_began = time.monotonic()
 
@@ -272,8 +273,8 @@ class Loop:
         while True:
             self._finite.skip()
             rounds = self._part.rounds - first + 1
-            skipped = min(rounds * self._part.steps_per_round, self._all_steps - position.steps)
-            left = self._all_steps - position.steps - skipped
+            skipped = min(rounds * self._part.steps_per_round, self._epochs.steps - position.steps)
+            left = self._epochs.steps - position.steps - skipped
             self._stop_vote.begin(stop=bool(position.reason), unfinished=self._part.unfinished(left))
             self._part.synchronise()
             self._client.await_rounds()
@@ -284,7 +285,7 @@ class Loop:
         if alone:  # the last round was none of theirs
             skipped = min((rounds - 1) * self._part.steps_per_round, skipped)
         self._part.start()
-        position.skipped += self._samples_of(position.steps, position.steps + skipped)
+        position.skipped += self._epochs.samples(position.steps, position.steps + skipped)
         position.steps += skipped
         self.close()
         self._prefetch = self._batch = None
@@ -293,12 +294,6 @@ class Loop:
             f" {counted(skipped, 'batch')}, and drops its steps since the last round of all parties"
         )
         return Vote(vote.stop, 0 if alone else vote.unfinished, vote.voters)
-
-    def _samples_of(self, first: int, end: int) -> int:
-        """The number of samples in the batches from number `first` to before `end`."""
-        epochs = end // self._epoch_steps - first // self._epoch_steps  # the last batch of an epoch is smaller
-        missing = self._epoch_steps * self._config.batch_size - len(self._shard)
-        return (end - first) * self._config.batch_size - epochs * missing
 
     def _wait_for_others(self, completion: CompletionClient) -> None:
         """In an asynchronous job, wait until all workers are done: then the global servers have the final weights."""

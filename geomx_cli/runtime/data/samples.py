@@ -4,7 +4,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from geomx_cli.ps.arrays import Array, Floats
 
 __all__ = [
     "Batch", "CHARACTERS", "Prefetch", "SampleBatches", "Samples", "TextSamples", "choose", "part_of", "shard",
-    "split_text", "text_shard",
+    "share_of_rest", "split_text", "text_shard",
 ]  # fmt: skip
 
 Batch = tuple[Floats, Floats]
@@ -52,13 +52,20 @@ class Samples:
         The arrays are new, float32: images of shape (b, channels, height, width), bytes scaled to [0, 1], and labels of
         shape (b,); the last batch may be smaller.
         """
+        samples, order = self.of_epoch(seed, epoch, rank)
+        return SampleBatches(samples, order, size, start)
+
+    def of_epoch(self, seed: int, epoch: int, rank: int) -> "tuple[Samples, Indices]":
+        """Return the samples of an epoch, and the indices of its batches' samples, one batch after the other."""
         if self.in_order:
-            order = np.arange(len(self))
-        else:
-            # Unlike Generator's, RandomState's streams never change: hosts with different numpy versions agree.
-            sequence = np.random.SeedSequence([seed, epoch, rank])
-            order = np.random.RandomState(np.random.MT19937(sequence)).permutation(len(self))
-        return SampleBatches(self, order, size, start)
+            return self, np.arange(len(self))
+        # Unlike Generator's, RandomState's streams never change: hosts with different numpy versions agree.
+        sequence = np.random.SeedSequence([seed, epoch, rank])
+        return self, np.random.RandomState(np.random.MT19937(sequence)).permutation(len(self))
+
+    def chosen(self, which: "Indices | slice") -> "Samples":
+        """Return copies of these samples."""
+        return replace(self, images=self.images[which].copy(), labels=self.labels[which].copy())
 
     def take(self, which: Array | slice) -> Batch:
         """Return these samples as a batch; see `batches`."""
@@ -115,7 +122,7 @@ def shard(
     Raises InvalidSettings if there are fewer samples than workers, or a worker would get none.
     """
     which = choose(samples.labels, samples.classes, rank, count, split, seed, party)
-    return Samples(samples.images[which].copy(), samples.labels[which].copy(), samples.classes, split == BY_CLASS)
+    return replace(samples.chosen(which), in_order=split == BY_CLASS)
 
 
 def choose(
@@ -138,6 +145,25 @@ def choose(
         ordered = np.argsort(labels, kind="stable")[party.start * size : party.stop * size]
         return np.sort(ordered[rank - party.start :: len(party)])
     return _dirichlet_split(labels, classes, alpha, count, seed)[rank]
+
+
+def share_of_rest(rest: Samples, rank: int, count: int, split: str, seed: int, party: range | None) -> Samples:
+    """Return a copy of what worker `rank` gets of the samples that are left of an epoch, in the manner of `shard`.
+    Nothing is dropped: some workers get one sample more than others, or none. Of a text, all splits are "iid".
+    """
+    count_left = len(rest)
+    which = np.arange(count_left)
+    if split != IID and not isinstance(rest, TextSamples):
+        alpha = check_split(split, flat=party is None)
+        if split in (BY_CLASS, BY_PARTY):
+            which = np.argsort(rest.labels, kind="stable")
+        elif count_left >= count:
+            with contextlib.suppress(InvalidSettings):  # else evenly
+                return rest.chosen(_dirichlet_split(rest.labels, rest.classes, alpha, count, seed)[rank])
+    if split == BY_PARTY and party is not None:
+        parts = np.array_split(which, count)[party.start : party.stop]
+        return rest.chosen(np.sort(np.concatenate(parts))[rank - party.start :: len(party)])
+    return rest.chosen(np.array_split(which, count)[rank])
 
 
 def _dirichlet_split(labels: npt.NDArray[Any], classes: int, alpha: float, count: int, seed: int) -> list[Indices]:
@@ -184,17 +210,18 @@ class TextSamples(Samples):
         windows = text[: count * context].reshape(-1, 1, 1, context)
         return cls(windows, text[1 : count * context + 1].reshape(-1, context), CHARACTERS, text=text)
 
-    def batches(self, size: int, *, seed: int, epoch: int, rank: int, start: int = 0) -> SampleBatches:
-        """Return batches of all windows, in an order and with an offset that depend only on (seed, epoch, rank)."""
-        assert self.text is not None
+    def of_epoch(self, seed: int, epoch: int, rank: int) -> "tuple[Samples, Indices]":
+        """Return all windows, in an order and with an offset that depend only on (seed, epoch, rank). What is left of
+        an epoch's windows has no text, and they stay as they are.
+        """
+        if self.text is None:
+            return super().of_epoch(seed, epoch, rank)
         context = self.images.shape[-1]
         sequence = np.random.SeedSequence([seed, epoch, rank])
         offset = np.random.RandomState(np.random.MT19937(sequence)).randint(context)
         moved = self.text[offset : offset + len(self) * context + 1]
         images, labels = moved[:-1].reshape(self.images.shape), moved[1:].reshape(self.labels.shape)
-        return Samples.batches(
-            TextSamples(images, labels, self.classes), size, seed=seed, epoch=epoch, rank=rank, start=start
-        )
+        return TextSamples(images, labels, self.classes).of_epoch(seed, epoch, rank)
 
     def take(self, which: Array | slice) -> Batch:
         """Return these windows as a batch: numbers of characters, float32."""
