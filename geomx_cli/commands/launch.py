@@ -102,6 +102,8 @@ def launch(
                             "encoded_lan", before and after encoding
     datagrams               bytes of blocks, with --dgt 1
     relayed                 bytes sent through other processes, with --tsengine
+    data                    for each worker of the bundled job, once it has ended: "epoch"
+                            and "batches" of its next batch, and "samples" so far
     restarts                for each process that was restarted: how often; and "all workers",
                             with --on-worker-loss restart-all
     outputs                 for each process that has saved files: "process", "host",

@@ -63,6 +63,10 @@ def collect(job: KnownJob, epochs: int, view: View) -> dict[str, bytes]:
             if (root.name, _OPTIMIZER) in paths:
                 files[f"root-{number}.safetensors"] = paths[root.name, _OPTIMIZER].read_bytes()
     _check(job, manifest, files)
+    view.note(f"going on from the model that job {job.id} has saved, after {counted(samples, 'sample')}")
+    codecs = [str(job.plan.spec.options[name]) for name in ("compress", "compress_lan")]
+    if any(codecs):
+        view.note(f"what {' and '.join(filter(None, codecs))} had not sent yet is dropped")
     return {_ABOUT: json.dumps({"manifest": manifest, "drawn": drawn, "samples": samples}).encode(), **files}
 
 
