@@ -480,6 +480,31 @@ def test_cut_while_a_file_is_put(machines: Machines, person: Person, tmp_path: P
     host.close()
 
 
+def test_the_file_server_alone_ends_while_a_file_is_put(machines: Machines, person: Person, tmp_path: Path) -> None:
+    machine = machines()
+    person.knows(machine)
+    host = machine.host()
+    folder = tmp_path / "there"
+    folder.mkdir()
+
+    def end_soon() -> None:
+        while not list(folder.iterdir()):
+            time.sleep(0.002)
+        assert machine.process is not None
+        for who in processes.descendants(machine.process.pid):
+            if "sftp" in Path(f"/proc/{who.pid}/cmdline").read_text():
+                os.kill(who.pid, signal.SIGKILL)
+
+    waiting = threading.Thread(target=end_soon)
+    waiting.start()
+    with pytest.raises(HostUnreachable, match="the connection broke"):
+        host.put(str(folder / "large"), bytes(256 << 20))
+    waiting.join()
+    host.put(str(folder / "small"), b"again")
+    assert (folder / "small").read_bytes() == b"again"
+    host.close()
+
+
 def _cut_soon(machine: Sshd) -> None:
     while "sleep" not in str(_commands(machine)):
         time.sleep(0.02)

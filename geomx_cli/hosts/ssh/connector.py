@@ -238,7 +238,15 @@ class SshConnector:
             with self._limit(limit, connection.close, f"{what} within {limit:g} s"):
                 if self._files is None:
                     self._files = self._open_files(connection)
-                return do(self._files)
+                try:
+                    return do(self._files)
+                except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:
+                    # Its session may break before the connection. Other errors are of the file.
+                    of_the_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
+                    if of_the_file and not self._files.get_channel().closed:
+                        raise
+                    self._files = None
+                    raise EOFError(str(error)) from None
 
 
 def _make_folders(files: paramiko.SFTPClient, folder: PurePosixPath) -> None:
