@@ -43,7 +43,7 @@ PACKAGES = (
     "geomx_cli.runtime.algorithms",
 )  # fmt: skip
 """Packages of which every module is imported."""
-ROOM = "-" * (1 << 16)
+ROOM = "-" * (1 << 15)
 """For the command and the environment of a forked process."""
 COMMAND = 1 << 13
 """Bytes of the room for the command, which is the shorter one."""

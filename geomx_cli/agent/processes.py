@@ -32,6 +32,7 @@ __all__ = [
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
+_READ = 1 << 17  # bytes at once
 
 
 class ProcessId(NamedTuple):
@@ -49,18 +50,36 @@ class _Status(NamedTuple):
 
 
 def _read(pid: int | str) -> _Status | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    content = _content(pid, "stat")
+    if not content:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the process name may contain blanks and parentheses
-    return _Status(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    fields = content[content.rindex(b")") + 2 :].split()  # the process name may contain blanks and parentheses
+    return _Status(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def _content(pid: int | str, name: str) -> bytes:
+    """Return a file of /proc/PID; b"" if it cannot be read. A machine may have thousands of processes, all of which are
+    read: this takes a fifth of pathlib's time.
+    """
+    try:
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        found = b""
+        while part := os.read(descriptor, _READ):
+            found += part
+        return found
+    except OSError:  # it has just ended
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _all() -> Iterator[tuple[int, _Status]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (status := _read(entry.name)) is not None:
-            yield int(entry.name), status
+    for name in (entry.name for entry in os.scandir("/proc")):
+        if name.isdigit() and (status := _read(name)) is not None:
+            yield int(name), status
 
 
 def identify(pid: int) -> ProcessId | None:
@@ -137,14 +156,11 @@ def marked(*kinds: Mapping[str, str]) -> list[ProcessId]:
     """Return the running processes whose initial environment has all variables of one of `kinds`. Skips processes
     with an unreadable environment.
     """
-    wanted = [[f"{name}={value}".encode() for name, value in variables.items()] for variables in kinds]
+    wanted = [[f"\0{name}={value}\0".encode() for name, value in variables.items()] for variables in kinds]
     found = []
     for pid, status in _all():
-        try:
-            environment = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-        except OSError:
-            continue
-        if any(environment.issuperset(entries) for entries in wanted):
+        environment = b"\0" + _content(pid, "environ") + b"\0"
+        if any(all(entry in environment for entry in entries) for entries in wanted):
             found.append(ProcessId(pid, status.started))
     return found
 
@@ -154,10 +170,7 @@ def with_arguments(*arguments: str) -> list[ProcessId]:
     wanted = [argument.encode() for argument in arguments]
     found = []
     for pid, status in _all():
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-        except OSError:
-            continue
+        command = _content(pid, "cmdline").split(b"\0")[:-1]
         if command[-len(wanted) :] == wanted:
             found.append(ProcessId(pid, status.started))
     return found
