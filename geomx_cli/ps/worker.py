@@ -125,7 +125,8 @@ class Worker:
                 return future.result(limit + 5)
             except TimeoutError:
                 if time.monotonic() - newest(self.upstream.links) > limit + NEWS:
-                    raise TimedOut(f"waited {limit:g} s for {what}", "see the other processes' logs") from None
+                    hint = self._hint("see the other processes' logs")
+                    raise TimedOut(f"waited {limit:g} s for {what}", hint) from None
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
         """Send a request to one server. The answer is set on `future`. At a barrier the limit counts from the last
@@ -248,7 +249,12 @@ class Worker:
         limit, idle = self.node.patience, time.monotonic() - moved
         if min(self.operations.age(), idle) > limit + NEWS:
             message = f"waited {limit:g} s for the result of a round"
-            self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
+            self.node.fail(TimedOut(message, self._hint("is a worker stuck, or out of step?")))
+
+    def _hint(self, usual: str) -> str:
+        """Return what a process says that waits in vain: a server that has refused its messages will not answer."""
+        links = [link for link in list(self.upstream.links) if link.refusals]
+        return f"{links[0].name} refused a message of this process: {links[0].refusals[0]}" if links else usual
 
     def _on_link(self, link: Link) -> None:
         self.peers.arrive(link)

@@ -12,6 +12,7 @@ from geomx_cli.ps.net import transport as transports
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import Header, Kind, encode_body
+from geomx_cli.ps.worker import Worker
 
 SLICE, WINDOW, COUNT = 1 << 16, 1 << 18, 25
 
@@ -128,6 +129,19 @@ def test_what_has_arrived_is_reported_on_a_wide_area_link_only() -> None:
         link.arrived(SLICE)
         link.flush_credit()
         assert [header.arrived for header in transport.control] == ([SLICE] if wide_area else [])
+
+
+def test_who_waits_in_vain_says_why_its_messages_were_refused() -> None:
+    transport = RecordingTransport(SLICE, WINDOW)
+    transport.warn = lambda _: None  # type: ignore[attr-defined]
+    links = [Link(transport, f"root {number}", wide_area=False, greeting={}) for number in (0, 1)]  # type: ignore[arg-type]
+    worker = SimpleNamespace(upstream=SimpleNamespace(links=links))
+    assert Worker._hint(worker, "is it stuck?") == "is it stuck?"  # type: ignore[arg-type]
+    for why in ("the slice was not declared", "too many pulls", "the slice was not declared"):
+        links[1].on_control(Header(topic="refused"), memoryview(encode_body({"why": why})))
+    assert links[1].refusals == ["the slice was not declared", "too many pulls"]
+    said = "root 1 refused a message of this process: the slice was not declared"
+    assert Worker._hint(worker, "is it stuck?") == said  # type: ignore[arg-type]
 
 
 def test_heartbeats_tell_the_round_trip_without_the_time_at_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:

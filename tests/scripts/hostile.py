@@ -84,7 +84,7 @@ def misuse_by_control(node, link, good) -> None:
     """Send invalid control messages once refusals of tensors have come: a server reports only the first ones, of both
     lanes.
     """
-    if len(link._refusals) < 4:
+    if len(link.refusals) < 4:
         node.loop.call_later(0.01, partial(misuse_by_control, node, link, good))
         return
     asked = [

@@ -94,6 +94,7 @@ class Link:
     incarnation: the peer's newest incarnation; None before the first welcome of a peer that this process dials.
     sent, received: bytes on the wire since the link exists.
     returned: bytes of credit that the peer has returned since its start.
+    refusals: why the peer, since its start, has refused messages of this process; each reason once, the first ones.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Link:
         self._consumed = self._told_consumed = self.returned = 0
         self._arrived = self._told_arrived = self._delivered = 0
         self._fused: list[Any] = []
-        self._refusals: set[str] = set()  # the peer's refusals that were logged
+        self.refusals: list[str] = []
         self._in_vain = (0, 0)  # credit when a tensor connection was given up; how often in vain
 
     def send(self, header: Header, payload: memoryview | None = None) -> None:
@@ -334,8 +335,8 @@ class Link:
     def _on_refused(self, body: dict[str, Any]) -> None:
         """The peer refused a tensor or a query. Log the reason, because other code waits for the answer."""
         why = str(body.get("why"))[:LONGEST_WHY]
-        if len(self._refusals) < MOST_REFUSALS and why not in self._refusals:
-            self._refusals.add(why)
+        if len(self.refusals) < MOST_REFUSALS and why not in self.refusals:
+            self.refusals.append(why)
             self._transport.warn(f"{self.name} refused a message of this process: {why}")
 
     def _warn_restored(self) -> None:
