@@ -29,6 +29,7 @@ __all__ = [
     "machines_again",
     "other_machines",
     "read_inventory",
+    "reshaped",
     "source",
     "ssh_options",
     "with_job_options",
@@ -219,6 +220,17 @@ def with_job_options(
     chosen = topology_fields(shape["topology"]) if "topology" in shape else {}
     inventory = validated({**msgspec.to_builtins(read.inventory), **shape, **chosen}) if shape else read.inventory
     return _shaped(inventory, values)
+
+
+def reshaped(inventory: "Inventory", values: Mapping[str, Value]) -> "tuple[Inventory, dict[str, Value]]":
+    """Return an inventory with the shape that these values give it, and the values, as `machines`."""
+    import msgspec
+
+    from geomx_cli.inventory import topology_fields, validated
+
+    shape = {name: values[name] for name in _SHAPE}
+    fields = {**msgspec.to_builtins(inventory), **shape, **topology_fields(str(shape["topology"]))}
+    return _shaped(validated(fields), values)
 
 
 def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, Value]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from geomx_cli.commands._inventory import machines, machines_again, other_machines
+from geomx_cli.commands._inventory import machines_again, other_machines, reshaped
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.options import Value
 from geomx_cli.core.stores import is_url
@@ -63,29 +63,45 @@ def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], host
         what = " ".join(ran) or "the bundled training"
         raise UsageError(f"job {job.id} has run {what}", "leave the script out, as --resume runs what that job has run")
     options, renumbered = _options(job.id, had, given)
+    others = other_machines(hosts, job.inventory)
+    if isinstance(job, KnownJob) and others is not None and not ran:
+        renumbered |= _has_other_processes(job, reshaped(others, options)[0], options)
     if renumbered:
         if not isinstance(job, KnownJob) or ran:
             what = "a job whose directory is lost" if not ran else "a script"
             hint = "leave out the options of numbers; other numbers are for bundled jobs launched from this machine"
             raise UsageError(f"{what} goes on with the numbers that it had", hint)
-        if not is_here and hosts is None:
+        if not is_here and others is None:
             raise UsageError(f"job {job.id} ran on other machines", "give the inventory of the new ones: --hosts FILE")
-        anew, options = machines(hosts, hosts is None, options)
+        anew, options = reshaped(others or _this_machine(options), options)
         return Resumed(job, ran, options, anew, renumbered=True)
-    if not isinstance(job, KnownJob) and (others := other_machines(hosts, job.inventory)) is not None:
+    if not isinstance(job, KnownJob) and others is not None:
         return Resumed(job, ran, options, others)
     if not isinstance(job, KnownJob) and job.withheld:
         names = ", ".join(job.withheld)
         what = f"the checkpoint of job {job.id} lacks the values of the inventory's env: {names}"
         raise InvalidSettings(what, "give the inventory: --hosts FILE")
-    inventory = machines_again(job.inventory)
-    if is_here:  # others may have the ports now
-        from geomx_cli.hosts.ports import free_ports
-        from geomx_cli.plan.ports import ports_needed
-        from geomx_cli.plan.this_machine import this_machine
-
-        inventory = this_machine(options, free_ports(ports_needed(options)))
+    # Others may have the ports now.
+    inventory = _this_machine(options) if is_here else machines_again(job.inventory)
     return Resumed(job, ran, options, inventory)
+
+
+def _this_machine(options: Mapping[str, Value]) -> "Inventory":
+    from geomx_cli.hosts.ports import free_ports
+    from geomx_cli.plan.ports import ports_needed
+    from geomx_cli.plan.this_machine import this_machine
+
+    return this_machine(options, free_ports(ports_needed(options)))
+
+
+def _has_other_processes(job: "KnownJob", machines: "Inventory", options: Mapping[str, Value]) -> bool:
+    """Whether the job would have other processes on these machines than it had."""
+    from geomx_cli.plan import JobSpec, plan
+    from geomx_cli.plan.job_spec import complete
+    from geomx_cli.plan.ports import choose
+
+    anew = plan(choose(machines, None), complete(JobSpec(options=options)))
+    return {process.name for process in anew.processes} != {process.name for process in job.plan.processes}
 
 
 def _find(name: str) -> "KnownJob | StoredJob":

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cluster import ROOT, until
 from forking import Served
+from idx import write_data
 from networks import Network
 from rounds import assert_equal, expected
 from sshd import Person, Sshd
@@ -42,8 +43,8 @@ class World:
             for name in NAMES
         }
 
-    def describe(self, **variables: str) -> None:
-        """Write hosts.toml; every process gets `variables`."""
+    def describe(self, workers: int = 2, **variables: str) -> None:
+        """Write hosts.toml; every process gets `variables`. workers: of the last party; the other one has two."""
         env = ", ".join(f"{name} = {json.dumps(text)}" for name, text in {MARK: self.mark, **variables}.items())
         python = f"~/geomx/bin/{Path(sys.executable).name}"
         lines = ['central = "hub"', "[defaults]", f'python = "{python}"', f"env = {{ {env} }}"]
@@ -52,7 +53,7 @@ class World:
             link = machine.home / "geomx"
             if not link.is_symlink():
                 link.symlink_to(Path(sys.executable).parent.parent)
-            devices = [] if name == "hub" else ["cpu", "cpu"]
+            devices = ["cpu"] * {"hub": 0, NAMES[-1]: workers}.get(name, 2)
             lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f'ssh = "{machine.address}"']
             lines += [f'state_dir = "{machine.state_dir}"', f"devices = {json.dumps(devices)}"]
         (self.desk / "hosts.toml").write_text("\n".join(lines))
@@ -231,4 +232,25 @@ def test_two_jobs_that_are_launched_at_one_moment_on_the_same_machines(world: Wo
     for launch in launches:
         _, err = launch.communicate(timeout=240)
         assert launch.returncode == 0, err
+    assert not world.running()
+
+
+def test_a_bundled_job_goes_on_with_other_numbers(world: World, tmp_path: Path) -> None:
+    """Its model and the roots' optimizer come from their hosts, and go to those of the new inventory."""
+    samples = 4 * 3 * 20
+    data = str(write_data(tmp_path / "idx", samples, 64))
+    world.describe()
+    words = ["--network", "linear", "--data-dir", data, "--batch-size", "20", "--json"]
+    first = world.geomx("launch", *words, "--epochs", "1", "--topology", "central")
+    assert first.returncode == 0, first.stderr
+    done = json.loads(first.stdout)
+    again = world.geomx("launch", "--resume", done["job"], "--hosts", "hosts.toml")
+    assert again.returncode == 3 and "no whole checkpoint" in again.stderr, "it has the same numbers"
+    world.describe(workers=1)
+    second = world.geomx("launch", "--resume", done["job"], "--hosts", "hosts.toml", "--epochs", "3", "--json")
+    assert second.returncode == 0, second.stderr
+    result = json.loads(second.stdout)
+    assert sorted(result["data"]) == ["alpha/worker:0", "alpha/worker:1", "beta/worker:0"]
+    assert sum(one["samples"] for one in result["data"].values()) == 3 * samples
+    assert result["rounds"] == done["rounds"] + 2 * samples // 3 // 20
     assert not world.running()
