@@ -57,6 +57,7 @@ class ForkedLaunch(Launch):
     def end(self) -> str:
         """See Launch."""
         super().end()
+        self.process.wait(60)
         self._read()
         return self.errors
 

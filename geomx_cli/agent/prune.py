@@ -15,12 +15,13 @@ from geomx_cli.agent import state_folder
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.outputs import folders_of
 from geomx_cli.agent.stop import remains
+from geomx_cli.core.conventions import START_FOLDER
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import encode
 
 __all__ = ["ENTRIES", "main", "remove", "size_of"]
 
-ENTRIES = ("events", "files", "hosts", "keys", "logs", "outputs")
+ENTRIES = ("events", "files", "hosts", "keys", "logs", "outputs", START_FOLDER)
 """What a job has in its directory on each host. Other files there are not the job's, and are never removed."""
 
 

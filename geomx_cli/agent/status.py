@@ -145,7 +145,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
     "reported": ("step", "total_time", "samples", "samples_per_s", "loss", "accuracy", "metrics"),
     "evaluation": ("round", "accuracy", "validation_loss"),
-    "finished": ("contribution",),
+    "finished": ("contribution", "place", "samples", "stopped"),
     "outputs": ("files", "count", "bytes"),
     "warning": ("message", "affects_result"),
     "restarted": ("incarnation", "together", "message"),

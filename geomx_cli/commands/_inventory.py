@@ -22,6 +22,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 __all__ = [
     "DEFAULT_FILE",
+    "given_machines",
     "hostfile_option",
     "inventory_options",
     "inventory_path",
@@ -183,6 +184,19 @@ def other_machines(hosts: Path | None, inventory: "Inventory") -> "Inventory | N
     return structs.replace(read.inventory, **{name: getattr(inventory, name) for name in _KEPT})
 
 
+def given_machines(inventory: "Inventory") -> "Inventory | None":
+    """As `other_machines`, for a file that this command names: one in the environment is for other jobs too."""
+    context = click.get_current_context()
+    hosts = context.params.get("hosts") if _from_command_line("hosts") else None
+    if context.params.get("local") or (hosts is None and _hostfile() is None):
+        return None
+    for name in _OF_THIS_MACHINE:
+        if _written(name):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} applies to this machine; {_hostfile() or hosts} defines the cluster", "edit it")
+    return other_machines(hosts, inventory)
+
+
 def machines_again(inventory: "Inventory") -> "Inventory":
     """Return the machines of a job that has ended for one that goes on, without those that it was given at launch.
     Raises InvalidSettings if it was launched in an allocation, and this is none of as many nodes.
@@ -223,11 +237,15 @@ def with_job_options(
 
 
 def reshaped(inventory: "Inventory", values: Mapping[str, Value]) -> "tuple[Inventory, dict[str, Value]]":
-    """Return an inventory with the shape that these values give it, and the values, as `machines`."""
+    """Return an inventory with the shape that these values give it, and the values, as `machines`.
+
+    Raises UsageError for a shape that the algorithm cannot have.
+    """
     import msgspec
 
     from geomx_cli.inventory import topology_fields, validated
 
+    values = {**values, **_fixed(values)}
     shape = {name: values[name] for name in _SHAPE}
     fields = {**msgspec.to_builtins(inventory), **shape, **topology_fields(str(shape["topology"]))}
     return _shaped(validated(fields), values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from geomx_cli.commands._inventory import machines_again, other_machines, reshaped
+from geomx_cli.commands._inventory import given_machines, machines_again, other_machines, reshaped
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.options import Value
 from geomx_cli.core.stores import is_url
@@ -27,7 +27,7 @@ _MAY_CHANGE = {
 }  # fmt: skip
 """Options that change nothing of what is kept."""
 _NUMBERS = {
-    "central_workers", "epochs", "global_servers", "local_servers", "parties", "topology", "workers",
+    "central_workers", "epochs", "global_servers", "local_servers", "parties", "slowdown", "topology", "workers",
 }  # fmt: skip
 """Options with which a bundled job goes on from the model that another one has saved, not from a checkpoint."""
 
@@ -63,18 +63,13 @@ def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], host
         what = " ".join(ran) or "the bundled training"
         raise UsageError(f"job {job.id} has run {what}", "leave the script out, as --resume runs what that job has run")
     options, renumbered = _options(job.id, had, given)
-    others = other_machines(hosts, job.inventory)
-    if isinstance(job, KnownJob) and others is not None and not ran:
-        renumbered |= _has_other_processes(job, reshaped(others, options)[0], options)
-    if renumbered:
+    others = given_machines(job.inventory) if isinstance(job, KnownJob) else other_machines(hosts, job.inventory)
+    if renumbered or (isinstance(job, KnownJob) and others is not None):
         if not isinstance(job, KnownJob) or ran:
             what = "a job whose directory is lost" if not ran else "a script"
             hint = "leave out the options of numbers; other numbers are for bundled jobs launched from this machine"
             raise UsageError(f"{what} goes on with the numbers that it had", hint)
-        if not is_here and others is None:
-            raise UsageError(f"job {job.id} ran on other machines", "give the inventory of the new ones: --hosts FILE")
-        anew, options = reshaped(others or _this_machine(options), options)
-        return Resumed(job, ran, options, anew, renumbered=True)
+        return _renumbered(job, options, others, is_here=is_here)
     if not isinstance(job, KnownJob) and others is not None:
         return Resumed(job, ran, options, others)
     if not isinstance(job, KnownJob) and job.withheld:
@@ -86,6 +81,23 @@ def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], host
     return Resumed(job, ran, options, inventory)
 
 
+def _renumbered(
+    job: "KnownJob", options: dict[str, Value], others: "Inventory | None", *, is_here: bool
+) -> Resumed:
+    """Return the job with other numbers. others: the machines that the user has named."""
+    if not is_here and others is None:
+        raise UsageError(f"job {job.id} ran on other machines", "give the inventory of the new ones: --hosts FILE")
+    if options["party_loss"] == "out":  # which may have been chosen for the old numbers
+        options["party_loss"] = "auto"
+    inventory, options = reshaped(others or _this_machine(options), options)
+    if _processes(inventory, options) == {process.name for process in job.plan.processes}:
+        had = job.plan.spec.options
+        if all(options[name] == had[name] for name in ("epochs", "topology", "slowdown")):
+            what = f"job {job.id} has the same processes as the inventory, and goes on where it ran"
+            raise UsageError(what, "leave out --hosts, or give other numbers, for example --epochs")
+    return Resumed(job, (), options, inventory, renumbered=True)
+
+
 def _this_machine(options: Mapping[str, Value]) -> "Inventory":
     from geomx_cli.hosts.ports import free_ports
     from geomx_cli.plan.ports import ports_needed
@@ -94,14 +106,14 @@ def _this_machine(options: Mapping[str, Value]) -> "Inventory":
     return this_machine(options, free_ports(ports_needed(options)))
 
 
-def _has_other_processes(job: "KnownJob", machines: "Inventory", options: Mapping[str, Value]) -> bool:
-    """Whether the job would have other processes on these machines than it had."""
+def _processes(machines: "Inventory", options: Mapping[str, Value]) -> set[str]:
+    """Return the names of the processes that a job has on these machines."""
     from geomx_cli.plan import JobSpec, plan
     from geomx_cli.plan.job_spec import complete
     from geomx_cli.plan.ports import choose
 
-    anew = plan(choose(machines, None), complete(JobSpec(options=options)))
-    return {process.name for process in anew.processes} != {process.name for process in job.plan.processes}
+    planned = plan(choose(machines, None), complete(JobSpec(options=options)))
+    return {process.name for process in planned.processes}
 
 
 def _find(name: str) -> "KnownJob | StoredJob":

@@ -141,6 +141,8 @@ def launch(
             inventory, options = machines(hosts, local, values(table(), parameters))
         else:
             script, inventory, options = before.script, before.inventory, before.options
+    if shell and before is not None:
+        raise UsageError("--shell with --resume: the scripts would begin anew", "leave one of them out")
     ignored = without_effect_at_launch(os.environ, {host.name: host.env for host in inventory.hosts})
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())
     algorithm, topology = str(options["algo"]), inventory.topology

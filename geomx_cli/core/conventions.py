@@ -4,8 +4,11 @@ import re
 import time
 
 __all__ = [
-    "JobClock", "file_name", "life_of", "module_command", "number_before", "party_of", "shell_name",
+    "START_FOLDER", "JobClock", "file_name", "life_of", "module_command", "number_before", "party_of", "shell_name",
 ]  # fmt: skip
+
+START_FOLDER = "start"
+"""The folder, in a job's directory, of what a job with other numbers has left to it (contract/earlier_job.py)."""
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:

@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from geomx_cli.core.conventions import file_name
+from geomx_cli.core.conventions import START_FOLDER, file_name
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.options import Value
 from geomx_cli.inventory import Host
 
-__all__ = ["START", "JobSpec", "complete", "new_job_id"]
-
-START = "start"
-"""The folder, in a job's directory, of what another job has left to it."""
+__all__ = ["JobSpec", "complete", "new_job_id"]
 
 _PYTHON = re.compile(r"python[0-9.]*[a-z]?")
 
@@ -36,7 +33,7 @@ class JobSpec:
         variables override it.
     carried: words of the script that name files copied to other machines, with the files' paths below `files_dir`.
     script_digest: SHA-256 over the script and the files of --sync, by which reports distinguish versions; "" for none.
-    starts: whether workers of the bundled job begin from `start_dir_on`, with what a job of other numbers has left.
+    starts: whether workers of the bundled job begin with what a job of other numbers has left, in `start_dir_on`.
     script_warning: why the script may not train by the job's algorithm, for its records; "" if nothing is known to be
         wrong.
     """
@@ -65,7 +62,7 @@ class JobSpec:
 
     def start_dir_on(self, host: Host) -> str:
         """Return the folder from which the workers on `host` begin; "" if they begin anew."""
-        return f"{self.job_dir_on(host)}/{START}" if self.starts else ""
+        return f"{self.job_dir_on(host)}/{START_FOLDER}" if self.starts else ""
 
     def key_file_on(self, host: Host, process: str) -> str:
         """Return the path of a process's key file on `host`; "" in a job without keys."""

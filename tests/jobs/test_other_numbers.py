@@ -90,6 +90,25 @@ def test_in_the_middle_of_an_epoch_and_of_the_rest_of_one(desk: Desk, tmp_path: 
     assert steps[0] < steps[1] < steps[2], "the worker's optimizer counts on"
 
 
+def test_a_detached_job_that_nobody_followed_goes_on_and_is_removed(desk: Desk, tmp_path: Path, data: str) -> None:
+    """What is needed comes from its agents' status."""
+    words = ["--network", "linear", "--data-dir", data, "--batch-size", "8", "--epochs", "2", "--algo", "mixed"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    job = ForkedLaunch.run(
+        desk, "--detach", "--job-dir", str(first), "--wan", "20ms", *words, "--optimizer", "adam", imported="geomx"
+    )
+    assert job.returncode == 0, job.errors
+    job.wait_for(lambda: rounds(first) >= 5)
+    stopped = desk.geomx("stop", str(first))
+    assert stopped.returncode == 0, stopped.stderr
+    numbers = ["--workers", "1", "--topology", "flat"]
+    result = run(desk, second, "--resume", str(first), *numbers)
+    assert sum(one["samples"] for one in result["data"].values()) == 2 * SAMPLES
+    removed = desk.geomx("jobs", "prune", result["job"], "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert not second.exists()
+
+
 def test_what_cannot_go_on_is_refused(desk: Desk, tmp_path: Path, data: str) -> None:
     words = ["--network", "linear", "--data-dir", data, "--batch-size", "60", "--epochs", "1", "--workers", "1"]
     done, crashed = tmp_path / "done", tmp_path / "crashed"
@@ -112,4 +131,4 @@ def test_what_cannot_go_on_is_refused(desk: Desk, tmp_path: Path, data: str) -> 
     (model,) = done.glob("outputs/*/model.safetensors")
     model.write_bytes(model.read_bytes()[:-1] + b"?")
     status, errors = refused(done, "--epochs", "2")
-    assert status == 5 and "is not the file that it has saved" in errors
+    assert status == 5 and "has saved is damaged: model.safetensors" in errors

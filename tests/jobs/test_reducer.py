@@ -2,6 +2,8 @@
 
 import itertools
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from plans import planned
@@ -22,9 +24,11 @@ from geomx_cli.core.events import (
     Traffic,
     WarningRaised,
 )
+from geomx_cli.jobs.actions.job_stop import JobStop
 from geomx_cli.jobs.actions.stop import LINGER, SAVING, Linger
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
+from geomx_cli.jobs.view.result import Outcome
 from geomx_cli.jobs.view.table import party_totals, sentence
 
 PEERS = {"B/server:0": (50, 60)}
@@ -70,6 +74,30 @@ def test_the_state_of_a_worker() -> None:
     assert (state.trains_since, state.first_step, state.telemetry_time) == (11.0, 11.25, 15.1)
     assert state.failure is None and state.trains
     assert state.outputs is not None and state.outputs.files == {"model.bin": 3}
+
+
+def test_the_first_step_of_a_job_that_counts_on_the_seconds_of_another() -> None:
+    first = RoundCompleted(time=12.0, num_iters=900, total_time=7201.0, samples=64, loss=2.0, first_step=0.25)
+    state = reduced([StateChanged(time=11.0, state="training"), first])
+    assert (state.first_step, state.training_s) == (11.25, 7201.0)
+
+
+@pytest.mark.parametrize(("stopped", "begun"), [("asked", True), ("epochs", False)])
+def test_a_stop_that_has_ended_quick_workers_before_its_notice(stopped: str, begun: bool) -> None:
+    """Then they have saved, and the job may be resumed; unless they were done before it."""
+    plan = planned()
+    progress, outcome = Progress.of(plan, 0.0), Outcome()
+    for name, row in progress.rows.items():
+        if row.process.role == "worker":
+            progress.apply(name, ProcessFinished(time=15.0, stopped=stopped), 15.0)
+            progress.record_end(name, 0, asked=False)
+    view = SimpleNamespace(warn=lambda _: None)
+    unused: Any = SimpleNamespace(forbid=lambda: None)
+    stop = JobStop(
+        plan, unused, progress, view, outcome, restart_all=unused, checkpoint=unused, upload=unused  # type: ignore[arg-type]
+    )
+    assert stop.on_stopped_elsewhere("SIGTERM to B/worker:0", 5.0, ())
+    assert stop.had_begun is begun and progress.all_worked
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,8 +5,10 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cluster import until
 from desk import Desk, Launch
 
 pytestmark = pytest.mark.processes
@@ -31,8 +33,14 @@ def test_killed_servers_do_not_end_the_job(desk: Desk) -> None:
     job = desk.launch("--json", story={"*": "wait"}).wait_until_running()
     for name in (SERVER, SERVER, SCHEDULER):
         kill(job, name)
-    rows = {row["name"]: row for row in desk.json("status")["processes"]}
-    assert (rows[SERVER]["restarts"], rows[SCHEDULER]["restarts"], rows["A/worker:0"]["restarts"]) == (2, 1, 0)
+    rows: dict[str, Any] = {}
+
+    def told() -> bool:
+        """Agents write restarts to their status within a second."""
+        rows.update({row["name"]: row for row in desk.json("status")["processes"]})
+        return [rows[name]["restarts"] for name in (SERVER, SCHEDULER, "A/worker:0")] == [2, 1, 0]
+
+    until(told)
     assert rows[SERVER]["pid"] == job.pid(SERVER) and rows[SERVER]["status"] is None
     assert " restarts " in desk.geomx("status").stdout
     (job.directory / "go").touch()

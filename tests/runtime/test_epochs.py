@@ -1,5 +1,6 @@
 """Batches over epochs: jobs that follow one another with other numbers of workers draw each sample once an epoch."""
 
+import json
 from collections import Counter
 from itertools import islice
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geomx_cli.contract import earlier_job
 from geomx_cli.runtime.data.epochs import Deal, Drawn, Epochs
 from geomx_cli.runtime.data.samples import Samples, TextSamples
 
@@ -46,11 +48,8 @@ def job(
             drawn.update((epochs.place(number)[0], int(pixel)) for pixel in pixels.reshape(-1))
         places.append(epochs.place(taken))
     all_parties = {rank: party for deal in every for rank, party in deal.parties.items()}
-    fields = {
-        "places": places, "parties": [[one.start, one.stop] for one in all_parties.values()], "split": split,
-        "seed": SEED, "batch_size": size,
-    }  # fmt: skip
-    return Drawn.of(fields)
+    parties = [(one.start, one.stop) for one in all_parties.values()]
+    return Drawn.of(earlier_job.Drawn(places, parties, split, SEED, size))
 
 
 @pytest.mark.parametrize("split", ["iid", "by-class", "by-party", "dirichlet:0.5"])
@@ -75,7 +74,7 @@ def test_of_a_text_each_window_is_drawn_once_an_epoch() -> None:
     stopped = [3, 1, 4, 2]
     counts += [Counter(_windows(epochs, 0, steps)) for epochs, steps in zip(first, stopped, strict=True)]
     places = [epochs.place(steps) for epochs, steps in zip(first, stopped, strict=True)]
-    before = Drawn.of({"places": places, "parties": [], "split": "iid", "seed": SEED, "batch_size": size})
+    before = Drawn.of(earlier_job.Drawn(places, [], "iid", SEED, size))
     rest = [Epochs(data, deal, rank, 1, [before]) for rank, deal in enumerate(deals((1, 3), "iid", size, flat=True))]
     counts += [Counter(_windows(epochs, 0, epochs.steps)) for epochs in rest]
     assert sum(counts, Counter()) == sum((Counter(_of_first_epoch(one)) for one in first), Counter())
@@ -90,12 +89,25 @@ def _of_first_epoch(epochs: Epochs) -> list[bytes]:
     return _windows(epochs, 0, epochs.steps // 2)
 
 
+def test_a_worker_may_get_nothing_of_a_rest() -> None:
+    data = images(8)
+    places = [(0, 3), (0, 4)]  # of 4 batches of one sample
+    before = Drawn.of(earlier_job.Drawn(places, [], "iid", SEED, 1))
+    shares = [Epochs(data, deal, rank, 1, [before]) for rank, deal in enumerate(deals((1, 3), "iid", 1, flat=True))]
+    assert [epochs.steps for epochs in shares] == [1, 0, 0]
+    assert [epochs.place(0) for epochs in shares] == [(0, 0), (1, 0), (1, 0)]
+    assert list(shares[1].batches(0, endless=False)) == []
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"places": []}, {"places": [[0, -1]]}, {"batch_size": 0}, {"places": [[0, 1], [0, 1]], "parties": [[0, 1]]}],
-)
+    [
+        {"places": []}, {"places": [[0, -1]]}, {"batch_size": 0}, {"seed": -1}, {"places": [[0, 1e400]]},
+        {"places": [[0, 1], [0, 1]], "parties": [[0, 1]]},
+    ],
+)  # fmt: skip
 def test_numbers_that_cannot_be_are_refused(change: dict[str, object]) -> None:
     fields = {"places": [[0, 1]], "parties": [], "split": "iid", "seed": 1, "batch_size": 8}
-    Drawn.of(fields)
-    with pytest.raises(ValueError, match="cannot be"):
-        Drawn.of(fields | change)
+    earlier_job.decode(json.dumps(fields).encode(), earlier_job.Drawn)
+    with pytest.raises(ValueError, match=r"."):
+        earlier_job.decode(json.dumps(fields | change).encode(), earlier_job.Drawn)

@@ -1,6 +1,7 @@
 """Unmodified MXNet scripts on real clusters: the KVStore's rules, training, failures, and the import hook alone."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def test_a_failing_script_ends_the_job(cluster: Cluster, how: str, status: int, 
     assert ("ValueError: no such label" in cluster.output("w0")) == (how == "raise")
     (told,) = [event for event in events(cluster.directory, "A-worker-1") if event["event"] == "failed"]
     assert told["peer"] == "A/worker:0" and message in str(told["message"]), told
-    assert "MXNetError" in cluster.output("w1") and message in cluster.output("w1"), cluster.outputs()
+    # MXNet raises the error of the exchange; on a busy machine the script gets it from the client before.
+    raised = re.search("MXNetError|PeerLost", cluster.output("w1"))
+    assert raised and message in cluster.output("w1"), cluster.outputs()
 
 
 @pytest.mark.parametrize("how", ["early", "caught", "pending"])

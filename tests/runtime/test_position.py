@@ -57,7 +57,7 @@ class Worker:
         values = {**self._network.initial_weights(1), STOP: np.zeros(1, np.float32)}
         Store(client).init(list(values), list(values.values()))
         self.model, self.loop = self._made()
-        self.loop._part.start()
+        self.loop.begin()
 
     def _made(self) -> tuple[ModelAdapter, Loop]:
         folder = self._config.data_dir

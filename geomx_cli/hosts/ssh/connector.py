@@ -245,7 +245,9 @@ class SshConnector:
                     of_the_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
                     if of_the_file and not self._files.get_channel().closed:
                         raise
-                    self._files = None
+                    broken, self._files = self._files, None
+                    with suppress(OSError, EOFError, paramiko.SSHException):
+                        broken.close()
                     raise EOFError(str(error)) from None
 
 

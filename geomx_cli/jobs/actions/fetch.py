@@ -3,7 +3,7 @@
 import errno
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing as closing_one
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -65,8 +65,11 @@ class FetchProgress(Protocol):
         """A connection broke."""
 
 
-def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
-    """Fetch all files of a job's outputs to BASE/JOB/outputs; may be repeated, also while the job runs.
+def fetch(
+    job: KnownJob, base: Path, progress: FetchProgress, wanted: Callable[[Listed], bool] = lambda _: True
+) -> dict[str, Any]:
+    """Fetch all files of a job's outputs, or those `wanted`, to BASE/JOB/outputs; may be repeated, also while the job
+    runs.
 
     Each file is the host's, by SHA-256, or is not replaced. What has arrived of an interrupted transfer is kept in
     BASE/JOB/outputs.part and continued; that is also done at once where a connection breaks, for up to 60 s without
@@ -83,6 +86,7 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
             return
         with closing_one(_Transfer(job, host, folder, progress, reconnects)) as transfer:
             files, left_out = transfer.listing()
+            files = list(filter(wanted, files))
             if "" not in tried:
                 problems.extend({"host": host.name, "problem": what} for what in left_out)
                 progress.on_list(files)

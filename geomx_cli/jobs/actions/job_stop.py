@@ -30,7 +30,7 @@ class JobStop:
     """Stops the job on all hosts. For the main thread.
 
     since: when that began (time.monotonic seconds); None while the job goes on.
-    had_begun: a worker still ran when the user asked for the end.
+    had_begun: a worker still ran when the user, or another process, asked for the end.
     message: the newest order to all agents, for one that follows a killed agent; {} for none.
     grace: seconds for processes to save and end.
     """
@@ -89,7 +89,8 @@ class JobStop:
             return False
         self._restart_all.forbid()
         self._outcome.interrupted, self._outcome.stopped_by = True, who
-        self.had_begun = not self._progress.all_worked
+        # The request may have ended quick workers before this notice.
+        self.had_begun = not self._progress.all_worked or self._progress.ended_as_asked
         self._view.warn(f"{who} ends the job")
         self.grace, self.since, self._holding = grace, time.monotonic(), True
         self._pass_on = {"type": "stop", "grace": grace, "who": who}

@@ -13,6 +13,7 @@ from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.stored import DESCRIPTION
 from geomx_cli.contract import security
 from geomx_cli.core import env_names
+from geomx_cli.core.conventions import START_FOLDER
 from geomx_cli.core.errors import Interrupted, UsageError
 from geomx_cli.core.stores import Store, normal_place
 from geomx_cli.core.units import counted, format_bytes, format_duration
@@ -38,7 +39,7 @@ from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Conclusion, Outcome, detached, record_conclusion
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import topology_line
-from geomx_cli.plan.job_spec import START, complete
+from geomx_cli.plan.job_spec import complete
 from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     view = options.view or view_for()
     observer, outcome = options.observer, None
     try:
-        start, checkpoints = _left_by(options, int(spec.options["epochs"]), view)
+        start, checkpoints = _left_by(options, spec, view)
         before = None if options.renumbered else options.resume  # whose checkpoint this job goes on from
         with view.waiting("reading the script and the files of --sync"):
             spec, packed = prepared(replace(spec, starts=bool(start)), options.sync)
@@ -204,7 +205,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
 
 
 def _left_by(
-    options: LaunchOptions, epochs: int, view: View
+    options: LaunchOptions, spec: JobSpec, view: View
 ) -> tuple[dict[str, bytes], Mapping[str, str]]:
     """Return the files that the workers begin from, and the newest checkpoint by host, as the job before has left them
     here. Other numbers need no checkpoint.
@@ -212,7 +213,9 @@ def _left_by(
     before = options.resume
     if not isinstance(before, KnownJob):
         return {}, {}
-    return (collect(before, epochs, view), {}) if options.renumbered else (inherited(before), _newest(before, view))
+    if options.renumbered:
+        return collect(before, spec.options, view), {}
+    return inherited(before), _newest(before, view)
 
 
 def _check_checkpoints(planned: Plan, before: KnownJob | StoredJob | None) -> None:
@@ -345,7 +348,7 @@ def _files(
         for name in planned.hosts
     }
     for name in planned.hosts:
-        folder = f"{planned.job_dirs[name]}/{START}"
+        folder = f"{planned.job_dirs[name]}/{START_FOLDER}"
         if not (inventory.host(name).shares_files and planned.job_dirs[name] == planned.spec.job_dir):
             files[name] |= {f"{folder}/{file}": File(content) for file, content in start.items()}
     if planned.spec.options["checkpoint_to"]:

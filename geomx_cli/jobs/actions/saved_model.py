@@ -1,124 +1,172 @@
-"""What a bundled job that has ended leaves to one with other numbers of parties, workers or servers: its model, the
-state of its optimizers, and which batches its workers have drawn.
-
-The new job's workers read the files from one folder (runtime/bundled/earlier_job.py).
-"""
+"""Collects what a bundled job that has ended leaves to one with other numbers: see contract/earlier_job.py."""
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from geomx_cli.contract.earlier_job import (
+    ABOUT,
+    MODEL,
+    MOST_EPOCHS,
+    OPTIMIZER,
+    Count,
+    Drawn,
+    Left,
+    Manifest,
+    decode,
+    root_file,
+)
+from geomx_cli.core.conventions import START_FOLDER
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.core.units import counted, some_of
+from geomx_cli.core.options import Value
+from geomx_cli.core.units import counted, format_duration, some_of
 from geomx_cli.jobs.actions.attach import rank_zero
 from geomx_cli.jobs.actions.fetch import Fetched, fetch
 from geomx_cli.jobs.actions.streams import Listed
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.follow import View
 from geomx_cli.plan import Plan, Process
-from geomx_cli.plan.job_spec import START
 
 __all__ = ["collect", "inherited"]
 
-_ABOUT, _MODEL, _OPTIMIZER = "job.json", "model.safetensors", "optimizer.safetensors"
+_MANIFEST = "manifest.json"
+_NAMES = (_MANIFEST, MODEL, OPTIMIZER)
+
+
+class _End(msgspec.Struct):
+    """Where a worker stood in its data when it ended, as the job's result says."""
+
+    epoch: Count
+    batches: Count
+    samples: Count
 
 
 def inherited(job: KnownJob) -> dict[str, bytes]:
     """Return the files that this job itself began from, for a job that goes on from its checkpoint; {} if there were
     none. Raises CheckFailed if they cannot be read.
     """
-    folder = job.directory / START
+    folder = job.directory / START_FOLDER
     try:
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}
     except OSError as error:
         raise CheckFailed(f"{folder} cannot be read: {error.strerror}", "restore it, or start anew") from None
 
 
-def collect(job: KnownJob, epochs: int, view: View) -> dict[str, bytes]:
-    """Return the files for a new job of so many epochs, from all hosts. Raises InvalidSettings if the job has not saved
-    them, or has trained as many epochs, and CheckFailed if they cannot be had.
+def collect(job: KnownJob, options: Mapping[str, Value], view: View) -> dict[str, bytes]:
+    """Return the files for a new job with these options, from all hosts. Raises InvalidSettings if the job has not
+    saved them, or has nothing left to do, and CheckFailed if they are damaged or cannot be had.
     """
-    _check_epochs(job, epochs)
-    first, drawn, samples = rank_zero(job.plan), _drawn(job), _samples(job)
-    roots = [process for process in job.plan.processes if _is_root(process, job.plan)]
-    with tempfile.TemporaryDirectory(prefix="geomx-") as base, view.waiting(f"fetching the model of job {job.id}"):
-        progress = _Quiet()
-        found = fetch(job, Path(base), progress)
-        for warning in progress.warnings:
-            view.warn(warning)
-        if found["problems"]:
-            told = [f"{one['host']}: {one['problem']}" for one in found["problems"]]
-            what = f"what job {job.id} has saved cannot be fetched: {some_of(told, 2)}"
-            raise CheckFailed(what, f"geomx fetch {job.id} says more")
-        paths = {(one["process"], one["name"]): Path(one["path"]) for one in found["files"]}
-        known = [name for name in (_MODEL, _OPTIMIZER) if (first.name, name) in paths]
-        files = {name: paths[first.name, name].read_bytes() for name in known}
-        if (first.name, "manifest.json") not in paths:
-            raise _not_saved(job)
-        manifest = json.loads(paths[first.name, "manifest.json"].read_bytes())
-        for number, root in enumerate(roots):
-            if (root.name, _OPTIMIZER) in paths:
-                files[f"root-{number}.safetensors"] = paths[root.name, _OPTIMIZER].read_bytes()
+    ends = _ends(job)
+    drawn = _drawn(job, ends)
+    if drawn[-1].first >= (epochs := int(options["epochs"])):
+        what = f"job {job.id} has trained all its {counted(epochs, 'epoch')}"
+        raise InvalidSettings(what, f"give more, for example --epochs {epochs + 1}")
+    if max(one.last for one in drawn) - drawn[-1].first > MOST_EPOCHS:
+        what = f"workers of job {job.id} are more than {MOST_EPOCHS} epochs apart"
+        raise InvalidSettings(what, "go on with its numbers of parties and workers")
+    files = _saved(job, view)
+    manifest = _manifest(job, files.pop(_MANIFEST))
     _check(job, manifest, files)
+    limit = float(options["time_limit"])
+    if limit and manifest.seconds >= limit:
+        what = f"job {job.id} has trained for {format_duration(manifest.seconds)}, which is its --time-limit"
+        raise InvalidSettings(what, f"give a longer one, above {format_duration(limit)}")
+    samples = sum(end.samples for end in ends)
     view.note(f"going on from the model that job {job.id} has saved, after {counted(samples, 'sample')}")
     codecs = [str(job.plan.spec.options[name]) for name in ("compress", "compress_lan")]
     if any(codecs):
         view.note(f"what {' and '.join(filter(None, codecs))} had not sent yet is dropped")
-    return {_ABOUT: json.dumps({"manifest": manifest, "drawn": drawn, "samples": samples}).encode(), **files}
+    return {ABOUT: msgspec.json.encode(Left(manifest, drawn, samples)), **files}
 
 
-def _check_epochs(job: KnownJob, epochs: int) -> None:
-    if min(one["epoch"] for one in _ends(job)) >= epochs:
-        what = f"job {job.id} has trained all its {counted(epochs, 'epoch')}"
-        raise InvalidSettings(what, f"give more, for example --epochs {epochs + 1}")
+def _saved(job: KnownJob, view: View) -> dict[str, bytes]:
+    """Return the manifest and the files for the new job's folder."""
+    places = {(rank_zero(job.plan).name, name): name for name in _NAMES}
+    places |= {(root.name, OPTIMIZER): root_file(rank) for rank, root in enumerate(_roots(job.plan))}
+    progress = _Quiet()
+    with tempfile.TemporaryDirectory(prefix="geomx-") as base, view.waiting(f"fetching the model of job {job.id}"):
+        found = fetch(job, Path(base), progress, lambda listed: (listed.process, listed.name) in places)
+        files = {places[one["process"], one["name"]]: Path(one["path"]).read_bytes() for one in found["files"]}
+    for warning in progress.warnings:
+        view.warn(warning)
+    if found["problems"]:
+        told = [f"{one['host']}: {one['problem']}" for one in found["problems"]]
+        what = f"what job {job.id} has saved cannot be fetched: {some_of(told, 2)}"
+        raise CheckFailed(what, f"geomx fetch {job.id} says more")
+    if _MANIFEST not in files:
+        raise _not_saved(job)
+    return files
 
 
-def _check(job: KnownJob, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    for name, about in manifest["files"].items():
-        if hashlib.sha256(files.get(name, b"")).hexdigest() != about["sha256"]:
-            what = f"{name} of job {job.id} is not the file that it has saved"
-            raise CheckFailed(what, "restore it from a copy, or go on with the job's numbers from its checkpoint")
+def _manifest(job: KnownJob, content: bytes) -> Manifest:
+    try:
+        return decode(content, Manifest)
+    except ValueError as error:
+        raise _damaged(job, f"{_MANIFEST}: {error}") from None
 
 
-def _workers(job: KnownJob) -> list[Process]:
-    """Return the job's training workers, by global rank."""
-    trains = [process for process in job.plan.processes if process.global_rank is not None]
-    return sorted(trains, key=lambda process: process.global_rank or 0)
+def _check(job: KnownJob, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    """Raise CheckFailed if a file is not as it was saved, or one of a root is missing."""
+    for name, about in manifest.files.items():
+        if hashlib.sha256(files.get(name, b"")).hexdigest() != about.sha256:
+            raise _damaged(job, name)
+    roots = {piece.root for placement in manifest.slices.values() for piece in placement.slices}
+    if manifest.optimizers.server is not None and manifest.rounds:
+        for rank in sorted(roots):
+            if root_file(rank) not in files:
+                raise _damaged(job, f"{OPTIMIZER} of global server {rank} is missing")
+    if not set(manifest.slices) <= set(manifest.tensors):
+        raise _damaged(job, f"{_MANIFEST}: slices of other tensors")
 
 
-def _ends(job: KnownJob) -> list[dict[str, int]]:
+def _ends(job: KnownJob) -> list[_End]:
     """Return where each worker stood in its data at the end, by global rank. Raises InvalidSettings if it is unknown.
     """
     result = (job.state.result if job.state is not None else None) or {}
     data = result.get("data") or {}
-    workers = [process.name for process in _workers(job)]
-    if not result.get("model") or not set(workers) <= set(data):
+    try:
+        ends = [msgspec.convert(data[process.name], _End) for process in _workers(job.plan)]
+    except (KeyError, TypeError, msgspec.ValidationError):
+        raise _not_saved(job) from None
+    if not result.get("model"):
         raise _not_saved(job)
-    return [dict(data[name]) for name in workers]
+    return ends
 
 
-def _samples(job: KnownJob) -> int:
-    return sum(one["samples"] for one in _ends(job))
-
-
-def _drawn(job: KnownJob) -> list[dict[str, Any]]:
+def _drawn(job: KnownJob, ends: list[_End]) -> list[Drawn]:
     """Return what the workers of this job, and of those before it, have drawn of the data, the earliest first."""
-    ends, options, workers = _ends(job), job.plan.spec.options, _workers(job)
-    ranks = [process.global_rank or 0 for process in workers]
-    mates = [[rank for rank, other in zip(ranks, workers, strict=True) if other.party == one.party] for one in workers]
-    parties = [] if job.plan.topology == "flat" else [[min(of_party), max(of_party) + 1] for of_party in mates]
-    own = {
-        "places": [[one["epoch"], one["batches"]] for one in ends],
-        "parties": parties,
-        "split": options["split"],
-        "seed": options["seed"],
-        "batch_size": options["batch_size"],
-    }
-    begun = inherited(job).get(_ABOUT)
-    return [*(json.loads(begun)["drawn"] if begun is not None else []), own]
+    options, workers = job.plan.spec.options, _workers(job.plan)
+    ranks: dict[str, list[int]] = {}
+    for process in workers:
+        ranks.setdefault(process.party, []).append(process.global_rank or 0)
+    parties = [(min(ranks[one.party]), max(ranks[one.party]) + 1) for one in workers]
+    begun = inherited(job).get(ABOUT)
+    try:
+        before = decode(begun, Left).drawn if begun is not None else []
+    except ValueError as error:
+        raise CheckFailed(f"{job.directory / START_FOLDER / ABOUT} is damaged: {error}", "restore it") from None
+    own = Drawn(
+        places=[(one.epoch, one.batches) for one in ends],
+        parties=[] if job.plan.topology == "flat" else parties,
+        split=str(options["split"]),
+        seed=int(options["seed"]),
+        batch_size=int(options["batch_size"]),
+    )
+    return [*before, own]
+
+
+def _workers(plan: Plan) -> list[Process]:
+    """Return the training workers, by global rank."""
+    trains = [process for process in plan.processes if process.global_rank is not None]
+    return sorted(trains, key=lambda process: process.global_rank or 0)
+
+
+def _roots(plan: Plan) -> list[Process]:
+    role = "server" if plan.topology == "flat" else "global_server"
+    return sorted((process for process in plan.processes if process.role == role), key=lambda process: process.rank)
 
 
 def _not_saved(job: KnownJob) -> InvalidSettings:
@@ -130,8 +178,9 @@ def _not_saved(job: KnownJob) -> InvalidSettings:
     return InvalidSettings(what, hint)
 
 
-def _is_root(process: Process, plan: Plan) -> bool:
-    return process.role == "global_server" or (plan.topology == "flat" and process.role == "server")
+def _damaged(job: KnownJob, what: str) -> CheckFailed:
+    hint = "restore it from a copy, or go on with the job's numbers from its checkpoint"
+    return CheckFailed(f"what job {job.id} has saved is damaged: {what}", hint)
 
 
 class _Quiet:

@@ -23,13 +23,13 @@ from pathlib import Path
 
 import msgspec
 
+from geomx_cli.core.conventions import START_FOLDER
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.files import make_folders, make_private, write_atomic
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store import job_state
 from geomx_cli.plan import Plan
-from geomx_cli.plan.job_spec import START
 
 __all__ = ["JobDirectory"]
 
@@ -81,8 +81,8 @@ class JobDirectory:
         """
         with self._writing():
             for name, content in files.items():
-                make_folders(self.path / START)
-                write_atomic(self.path / START / name, content)
+                make_folders(self.path / START_FOLDER)
+                write_atomic(self.path / START_FOLDER / name, content)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -141,6 +141,12 @@ class Progress:
         return all(row.status == 0 for row in self.rows.values() if row.process.role == "worker")
 
     @property
+    def ended_as_asked(self) -> bool:
+        """Whether a worker of the bundled job has ended because the job was asked to stop."""
+        ends = [row.finished for row in self.rows.values()]
+        return any(end is not None and end.stopped == "asked" for end in ends)
+
+    @property
     def over(self) -> bool:
         """Whether all processes have ended."""
         return all(row.status is not None for row in self.rows.values())

@@ -206,7 +206,9 @@ class ProcessState:
         self.training_s = max(self.training_s, event.total_time)
         first = when
         if event.first_step is not None:  # a round may have thousands of steps
-            first -= max(0.0, event.total_time - event.first_step)
+            # Training may have begun in an earlier job, whose seconds `total_time` has too.
+            here = event.time - self.trains_since if self.trains_since is not None else event.total_time
+            first -= max(0.0, min(event.total_time, here) - event.first_step)
         self.first_step = first if self.first_step is None else min(self.first_step, first)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)

@@ -1,23 +1,15 @@
-"""What a bundled job goes on from that has other numbers of parties, workers or servers than the job before: the model
-that this saved when it ended, the optimizers' state by tensor, and what it had drawn of the data.
+"""The job from whose model a bundled job with other numbers of workers goes on: see contract/earlier_job.py."""
 
-`geomx launch --resume` puts the files into one folder of each host (jobs/store/saved_job.py):
-
-    job.json                  of the manifests below; which batches the jobs so far have drawn; their samples
-    model.safetensors         the weights and statistics, by name
-    optimizer.safetensors     the state of the first worker's own optimizer, if it ran ours
-    root-N.safetensors        the state of the optimizer on root N, if it ran one
-"""
-
-import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from geomx_cli.contract.earlier_job import ABOUT, MODEL, OPTIMIZER, Left, Manifest, decode, root_file
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.data.epochs import Drawn
 from geomx_cli.runtime.script.optimizer_state import SavedState
@@ -29,78 +21,85 @@ if TYPE_CHECKING:
 
 __all__ = ["EarlierJob"]
 
-_STEP = "step"
+_STEP, _INITIAL = "step", "initial"
 
 
 @dataclass(frozen=True)
 class EarlierJob:
-    """The files of one folder. For the training thread.
+    """What it has left, in one folder. For the training thread. Methods raise InvalidSettings for unreadable files.
 
     drawn: what this job and those before it have drawn, the earliest first.
     samples: on which its workers have trained, with those of the jobs before it.
-    steps, rounds, seconds: as its first worker counted them, with those of the jobs before it.
     """
 
     folder: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     drawn: tuple[Drawn, ...]
     samples: int
-    steps: int
-    rounds: int
-    seconds: float
 
     @classmethod
     def read(cls, folder: str) -> "EarlierJob | None":
         """Read a folder; None without one. Raises InvalidSettings if job.json cannot be read."""
         if not folder:
             return None
-        path = Path(folder, "job.json")
+        path = Path(folder, ABOUT)
         try:
-            fields = json.loads(path.read_bytes())
-            manifest = dict(fields["manifest"])
-            drawn = tuple(map(Drawn.of, fields["drawn"]))
-            counts = (int(fields["samples"]), int(manifest["step"]), int(manifest["rounds"]))
-            if not drawn or min(counts) < 0:
-                raise ValueError("numbers that cannot be")
-            return cls(Path(folder), manifest, drawn, *counts, float(manifest["seconds"]))
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            hint = "launch the job again: --resume copies the file to each host"
-            raise InvalidSettings(f"{path} cannot be read: {error}", hint) from None
+            left = decode(path.read_bytes(), Left)
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from None
+        return cls(path.parent, left.manifest, tuple(map(Drawn.of, left.drawn)), left.samples)
 
+    @cached_property
     def weights(self) -> "dict[str, Array]":
-        """Return the weights and statistics by name."""
-        return self._load("model.safetensors")
+        """The weights and statistics by name."""
+        return self._load(MODEL)
 
+    @cached_property
     def server_state(self) -> SavedState | None:
-        """Return the state of the roots' optimizer; None if they ran none, or had not updated anything."""
-        outer = self.manifest["optimizers"]["global"]
+        """The state of the roots' optimizer; None if they ran none, or had not updated anything."""
+        outer = self.manifest.optimizers.server
+        ranks = {piece.root for placement in self.manifest.slices.values() for piece in placement.slices}
         found: dict[str, Array] = {}
-        for path in sorted(self.folder.glob("root-*.safetensors")):
-            found |= self._load(path.name)
+        for name in map(root_file, sorted(ranks)):
+            found |= self._load(name) if (self.folder / name).exists() else {}
         if outer is None or not found:
             return None
-        state = SavedState(str(outer["name"]), dict(outer["hyper_parameters"]))
-        for name, placement in self.manifest["slices"].items():
-            state.dtypes[name], state.slices[name] = str(self.manifest["tensors"][name]["dtype"]), {}
-            for index, piece in enumerate(placement["slices"]):
-                start = f"{placement['key']}/{index}/"
-                arrays = {key.removeprefix(start): array for key, array in found.items() if key.startswith(start)}
-                # An array of a single member, as of delayed gradients, means nothing to other members.
-                kept = {what: array for what, array in arrays.items() if "." not in what}
-                state.slices[name][int(piece["offset"]), int(piece["length"])] = kept
+        by_slice: dict[str, dict[str, Array]] = {}
+        for name, array in found.items():
+            start, _, what = name.rpartition("/")
+            if "." not in what:  # an array of a single member, as of delayed gradients, means nothing to other members
+                by_slice.setdefault(start, {})[what] = array
+        state = SavedState(outer.name, dict(outer.hyper_parameters))
+        for name, placement in self.manifest.slices.items():
+            state.dtypes[name], state.slices[name] = self.manifest.tensors[name].dtype, {}
+            for index, piece in enumerate(placement.slices):
+                kept = by_slice.get(f"{placement.key}/{index}", {})
+                if _INITIAL in kept:  # the weights with which this job begins
+                    kept[_INITIAL] = self.weights[name].reshape(-1)[piece.offset : piece.offset + piece.length]
+                state.slices[name][piece.offset, piece.length] = kept
         return state
+
+    @property
+    def updates(self) -> int:
+        """Updates of the roots' optimizer; 0 without one."""
+        slices = self.server_state.slices if self.server_state is not None else {}
+        kept = [arrays for cuts in slices.values() for arrays in cuts.values()]
+        return max((int(arrays[_STEP][0]) for arrays in kept if _STEP in arrays), default=0)
 
     def load_optimizer(self, optimizer: "LocalOptimizer", model: "ModelAdapter") -> None:
         """Give a worker's own optimizer the state of the first worker's, if it is of the same kind."""
-        own = self.manifest["optimizers"]["worker"]
-        if own is None or own["name"] != optimizer.optimizer.name:
+        own = self.manifest.optimizers.worker
+        if own is None or own.name != optimizer.optimizer.name:
             return
-        named = self._load("optimizer.safetensors")
+        named = self._load(OPTIMIZER)
         kinds = {name.rpartition("/")[2] for name in named if name != _STEP}
-        optimizer.state = {
-            kind: np.concatenate([named[f"{one.name}/{kind}"].reshape(-1) for one in model.network.parameters])
-            for kind in kinds
-        }
+        try:
+            optimizer.state = {
+                kind: np.concatenate([named[f"{one.name}/{kind}"].reshape(-1) for one in model.network.parameters])
+                for kind in kinds
+            }
+        except KeyError as error:
+            raise _unreadable(self.folder / OPTIMIZER, f"it lacks {error}") from None
         if _STEP in named:
             optimizer.state[_STEP] = named[_STEP].copy()
 
@@ -112,5 +111,8 @@ class EarlierJob:
         try:
             return load_file(self.folder / name)
         except (OSError, SafetensorError) as error:
-            hint = "launch the job again: --resume copies the file to each host"
-            raise InvalidSettings(f"{self.folder / name} cannot be read: {error}", hint) from None
+            raise _unreadable(self.folder / name, error) from None
+
+
+def _unreadable(path: Path, why: object) -> InvalidSettings:
+    return InvalidSettings(f"{path} cannot be read: {why}", "launch again: --resume copies the file to each host")

@@ -58,7 +58,8 @@ def main(client: Client) -> None:
         client.recovery.before_contribution = recovery.before_contribution
         # Before the initial weights, without which no worker can push.
         if optimizer is not None and (client.is_master or client.global_rank == 0) and not recovery.is_set_up:
-            client.control.set_optimizer(*optimizer, schedule=_server_schedule(client, config, algorithm))
+            schedule = _server_schedule(client, config, algorithm, earlier)
+            client.control.set_optimizer(*optimizer, schedule=schedule)
             recovery.set_up()
         if client.trains:
             _train(client, config, algorithm, recovery, earlier)
@@ -78,19 +79,23 @@ def _steps(client: Client, config: TrainConfig, earlier: EarlierJob | None) -> i
         size //= int(config.number("context"))
     if earlier is not None:
         left = max(0, config.epochs * size - earlier.samples) // workers
-        return earlier.steps + -(-left // config.batch_size)
+        return earlier.manifest.step + -(-left // config.batch_size)
     return config.epochs * max(1, -(-(size // workers) // config.batch_size))
 
 
-def _server_schedule(client: Client, config: TrainConfig, algorithm: Any) -> Any:
-    """Return the schedule of the roots' optimizer, by its number of updates; None for the outer one of an algorithm
-    whose workers exchange weights.
+def _server_schedule(client: Client, config: TrainConfig, algorithm: Any, earlier: EarlierJob | None) -> Any:
+    """Return the schedule of the roots' optimizer, by its number of updates, with those of an earlier job; None for the
+    outer one of an algorithm whose workers exchange weights.
     """
     if getattr(algorithm, "exchanges", "weights") != "gradients":
         return None
     if not getattr(algorithm, "asynchronous", False):
         return config.schedule()
-    return config.schedule(client.num_all_workers if client.flat else config.number("parties"))
+    together = client.num_all_workers if client.flat else config.number("parties")  # updates in a step
+    if earlier is not None:
+        left = config.steps - earlier.manifest.step
+        config = replace(config, steps=left + round(earlier.updates / together))
+    return config.schedule(together)
 
 
 def _network(config: TrainConfig) -> Network:
@@ -107,7 +112,7 @@ def _values(config: TrainConfig, network: Network, earlier: EarlierJob | None) -
     """Return the initial value of every key, of an earlier job if there is one."""
     values = {**network.initial_weights(config.seed), STOP: np.zeros(1, np.float32)}
     values |= network.initial_statistics() if config.options["sync_stats"] else {}
-    trained = {} if earlier is None else earlier.weights()
+    trained = {} if earlier is None else earlier.weights
     return values | {name: trained[name] for name in values if name in trained}
 
 
@@ -141,10 +146,8 @@ def _run(
     values = _values(config, network, earlier)
     Store(client).init(list(values), list(values.values()))
     part = algorithm.worker(client, model, config)
-    if not recovery.continues:
-        if earlier is not None:
-            _load(client, algorithm, config, model, earlier)
-        part.start()
+    if earlier is not None and not recovery.continues:
+        _load(client, algorithm, config, model, earlier)
     evaluation = None
     if test is not None:
         evaluation = Evaluation(network.build(), test, config.eval_every // part.steps_per_round)
@@ -152,10 +155,8 @@ def _run(
     notice = StopNotice(client.events, client.settings.stop_file) if is_supervised else None
     loop = Loop(
         client, config, model=model, part=part, epochs=epochs, evaluation=evaluation, recovery=recovery,
-        is_asked=lambda: notice is not None and notice.is_given,
+        earlier=earlier, is_asked=lambda: notice is not None and notice.is_given,
     )  # fmt: skip
-    if earlier is not None and not recovery.continues:
-        loop.continue_from(earlier)
 
     def load(training: State, of_client: Saved) -> None:
         client.recovery.load(of_client)
@@ -163,6 +164,8 @@ def _run(
 
     if recovery.continues:
         recovery.restore(load)
+    else:
+        loop.begin()
     loop.run()
     score = Score()
     if evaluation is not None:
@@ -186,13 +189,16 @@ def _load(
     client: Client, algorithm: Algorithm, config: TrainConfig, model: ModelAdapter, earlier: EarlierJob
 ) -> None:
     """Give the model the statistics of an earlier job, and the roots, by global rank 0, their optimizer's state. They
-    close no round before this worker contributes to it.
+    close no round before this worker contributes to it. Parties that train asynchronously have to wait for that.
     """
-    trained = earlier.weights()
+    trained = earlier.weights
     model.write_statistics({name: trained[name] for name in model.read_statistics() if name in trained})
-    state = earlier.server_state()
-    if client.global_rank == 0 and state is not None and algorithm.server_optimizer(config) is not None:
+    if algorithm.server_optimizer(config) is None:
+        return
+    if client.global_rank == 0 and (state := earlier.server_state) is not None:
         optimizer_state.restore(client, state)
+    if getattr(algorithm, "asynchronous", False):
+        client.control.barrier("all")
 
 
 def _save(
@@ -206,7 +212,7 @@ def _save(
         "network": config.network,
         "framework": needs(config.network, config.text("framework")) or "numpy",
         "algorithm": config.algorithm,
-        "step": loop.position.all_steps,
+        "step": loop.all_steps,
         "rounds": part.rounds,
         "samples": loop.position.samples,
         "seconds": loop.seconds,

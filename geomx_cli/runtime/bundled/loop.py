@@ -38,8 +38,9 @@ class Loop:
     """Trains `model` on the batches of `epochs` to the end of the job. `evaluation` is given on global rank 0 only.
 
     is_asked: whether this worker has learnt that the job is asked to stop; all then stop in the same round.
-    position: where training stands. `part.start`, or `load`, comes before the first step.
+    position: where training stands. `begin`, or `load`, comes before the first step.
     recovery: where the loop saves its state; None for nowhere.
+    earlier: the job from whose model this one goes on; counts go on too.
 
     During a round's exchange the next batch is made and a piece of the test set is evaluated. A worker that is out of
     data abstains from the others' rounds until all are, or starts over if the algorithm is not finite, so all end with
@@ -48,7 +49,7 @@ class Loop:
 
     def __init__(
         self, client: "Client", config: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, epochs: Epochs,
-        evaluation: Evaluation | None, recovery: WorkerState | None = None,
+        evaluation: Evaluation | None, recovery: WorkerState | None = None, earlier: EarlierJob | None = None,
         is_asked: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.position = Position()
@@ -78,13 +79,20 @@ class Loop:
         self._prefetch: Prefetch | None = None
         self._batch: Batch | None = None  # the next one
         self._exchange_began: float | None = None
-        self._record = Record(client, steps=epochs.steps, time_limit=config.time_limit)
+        self._earlier = earlier
+        before = earlier.manifest.seconds if earlier is not None else 0.0
+        self._record = Record(client, steps=epochs.steps, time_limit=config.time_limit, before=before)
         self._evaluations = EvaluationSchedule(evaluation, config, self._record)
 
     @property
     def seconds(self) -> float:
         """Seconds of training so far."""
         return self._record.elapsed
+
+    @property
+    def all_steps(self) -> int:
+        """Steps so far, with those of jobs before this one."""
+        return self.position.all_steps + (self._earlier.manifest.step if self._earlier is not None else 0)
 
     @property
     def exchanging(self) -> bool:
@@ -149,16 +157,17 @@ class Loop:
         state.add("evaluations", self._evaluations.state())
         return state
 
-    def continue_from(self, earlier: EarlierJob) -> None:
-        """Count on from what another job's workers have counted. Call after `part.start`."""
-        self.position.samples = earlier.share_of_samples(self._rank, self._client.num_all_workers)
-        self._record.continue_from(earlier.seconds)
-        self._part.rounds = earlier.rounds
-        if self._part.optimizer is not None:
-            earlier.load_optimizer(self._part.optimizer, self._model)
+    def begin(self) -> None:
+        """Start the algorithm, with the counts and the worker's optimizer of the job before, if there is one."""
+        self._part.start()
+        if self._earlier is not None:
+            self.position.samples = self._earlier.share_of_samples(self._rank, self._client.num_all_workers)
+            self._part.rounds = self._earlier.manifest.rounds
+            if self._part.optimizer is not None:
+                self._earlier.load_optimizer(self._part.optimizer, self._model)
 
     def load(self, state: State) -> None:
-        """Continue from a `state`, in place of `part.start`. Call before the first step."""
+        """Continue from a `state`, in place of `begin`. Call before the first step."""
         self.position = Position.of(state.part("position"))
         self._record.continue_from(self.position.seconds)
         self._model.load(state.part("model"))
@@ -335,7 +344,7 @@ class Loop:
         if not at_end and (shared := self._part.global_weights) is not None:
             weights = {name: part.reshape(weights[name].shape) for name, part in zip(weights, shared, strict=True)}
         weights |= self._model.read_statistics()
-        checkpoint = Checkpoint(position.all_steps, position.samples, self._part.rounds, self.seconds, weights)
+        checkpoint = Checkpoint(self.all_steps, position.samples, self._part.rounds, self.seconds, weights)
         if at_end:
             checkpoints.write_last(checkpoint)
         else:

@@ -31,13 +31,19 @@ class Score:
 
 
 class Record:
-    """Writes to the client's event log and telemetry; for the training thread only."""
+    """Writes to the client's event log and telemetry; for the training thread only.
 
-    def __init__(self, client: "Client", *, steps: int, time_limit: float) -> None:
+    steps: batches of this worker, in this job.
+    before: seconds of training of the jobs from whose model this one goes on.
+    """
+
+    def __init__(self, client: "Client", *, steps: int, time_limit: float, before: float = 0.0) -> None:
         self._client = client
         self._steps = steps
         self._time_limit = time_limit
         self._started = self._last = self._reported = time.monotonic()
+        self._before = before
+        self.continue_from(before)
         self._recent = [0.0, 0.0, 0.0]
         self._bytes = self._count_bytes()
         client.events.write(StateChanged(state="training"))
@@ -110,7 +116,7 @@ class Record:
         newest = (samples, wait, max(now - self._last, 1e-9))
         recent = [old * (1 - _SMOOTHING) + new for old, new in zip(self._recent, newest, strict=True)]
         progress = self._progress(steps)
-        left = self.elapsed * (1 - progress) / progress if progress else 0.0
+        left = (self.elapsed - self._before) * (1 - progress) / progress if progress else 0.0
         self._client.report(
             state="training", samples_per_s=round(recent[0] / recent[2], 1),
             waiting=round(min(1.0, recent[1] / recent[2]), 4), progress=round(progress, 4), left_s=round(left, 1),
@@ -120,7 +126,7 @@ class Record:
 
     def _progress(self, steps: int) -> float:
         by_time = self.elapsed / self._time_limit if self._time_limit else 0.0
-        return min(1.0, max(steps / self._steps, by_time))
+        return min(1.0, max(steps / self._steps if self._steps else 1.0, by_time))
 
     def _count_bytes(self) -> tuple[int, int]:
         counts = self._client.traffic()

@@ -6,19 +6,14 @@ each worker of the earlier jobs had drawn. So in an epoch each sample is drawn o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.contract import earlier_job
 from geomx_cli.datasets.catalog import BY_CLASS
 from geomx_cli.runtime.data.samples import Batch, Samples, TextSamples, shard, share_of_rest, text_shard
 
 __all__ = ["Deal", "Drawn", "Epochs"]
-
-_MOST_EPOCHS = 100
-"""Epochs of which workers of one job may have drawn a part. They differ if parties train asynchronously."""
-
 
 @dataclass(frozen=True)
 class Deal:
@@ -51,40 +46,24 @@ class Deal:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the workers of a job had drawn of the data when it ended.
-
-    places: by global rank, the epoch of the worker's next batch, and how many batches it had drawn of that epoch.
-    """
+    """What the workers of a job had drawn of the data when it ended: see earlier_job.Drawn."""
 
     deal: Deal
-    places: tuple[tuple[int, int], ...]
+    fields: earlier_job.Drawn
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> "Drawn":
-        """Read what `to_json` has written. Raises KeyError, TypeError and ValueError for anything else."""
-        parties = {rank: range(int(first), int(end)) for rank, (first, end) in enumerate(fields["parties"])}
-        places = tuple((int(epoch), int(batches)) for epoch, batches in fields["places"])
-        deal = Deal(len(places), parties, str(fields["split"]), int(fields["seed"]), int(fields["batch_size"]))
-        if not places or min(map(min, places)) < 0 or deal.batch_size < 1 or len(parties) not in (0, len(places)):
-            raise ValueError("numbers that cannot be")
-        return cls(deal, places)
-
-    @property
-    def first(self) -> int:
-        """The first epoch of which a worker has something left."""
-        return min(epoch for epoch, _ in self.places)
-
-    @property
-    def last(self) -> int:
-        """The last epoch of which a worker has drawn something."""
-        return max(epoch if batches else epoch - 1 for epoch, batches in self.places)
+    def of(cls, fields: earlier_job.Drawn) -> "Drawn":
+        """Return what a job's record says."""
+        parties = {rank: range(first, end) for rank, (first, end) in enumerate(fields.parties)}
+        deal = Deal(len(fields.places), parties, fields.split, fields.seed, fields.batch_size)
+        return cls(deal, fields)
 
     def left(self, data: Samples, rest: Samples | None, epoch: int) -> Samples | None:
         """Return what this job left of what it found of an epoch. None stands for all of an epoch."""
-        if epoch > self.last:
+        if epoch > self.fields.last:
             return rest
         left = []
-        for rank, (reached, batches) in enumerate(self.places):
+        for rank, (reached, batches) in enumerate(self.fields.places):
             share = self.deal.share(data, rank) if rest is None else self.deal.share_of_rest(rest, rank)
             samples, order = share.of_epoch(self.deal.seed, epoch, rank)
             drawn = len(order) if reached > epoch else batches * self.deal.batch_size if reached == epoch else 0
@@ -105,11 +84,8 @@ class Epochs:
         self._deal = deal
         self._rank = rank
         self.end = end
-        self.first = before[-1].first if before else 0
-        last = max((job.last for job in before), default=-1)
-        if last - self.first > _MOST_EPOCHS:
-            what = f"the workers of the job before are more than {_MOST_EPOCHS} epochs apart"
-            raise InvalidSettings(what, "go on with its numbers of parties and workers")
+        self.first = before[-1].fields.first if before else 0
+        last = max((job.fields.last for job in before), default=-1)
         self._rests = dict[int, Samples]()  # of the first epochs, by number
         for epoch in range(self.first, last + 1):
             rest: Samples | None = None
