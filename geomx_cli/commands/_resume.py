@@ -59,6 +59,7 @@ def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], host
         had, ran, is_here = job.plan.spec.options, job.plan.spec.script, set(job.plan.here) == set(job.plan.hosts)
     else:
         had, ran, is_here = job.options, job.script, job.is_here
+    is_here = is_here and _is_of_no_file(job.inventory)
     if script and script != ran:
         what = " ".join(ran) or "the bundled training"
         raise UsageError(f"job {job.id} has run {what}", "leave the script out, as --resume runs what that job has run")
@@ -86,7 +87,11 @@ def _renumbered(
 ) -> Resumed:
     """Return the job with other numbers. others: the machines that the user has named."""
     if not is_here and others is None:
-        raise UsageError(f"job {job.id} ran on other machines", "give the inventory of the new ones: --hosts FILE")
+        had = job.plan.spec.options
+        if any(options[name] != had[name] for name in ("parties", "workers", "central_workers")):
+            hint = "give one with the new numbers: --hosts FILE"
+            raise UsageError(f"job {job.id} ran on the machines of an inventory, which has its numbers", hint)
+        others = machines_again(job.inventory)
     if options["party_loss"] == "out":  # which may have been chosen for the old numbers
         options["party_loss"] = "auto"
     inventory, options = reshaped(others or _this_machine(options), options)
@@ -96,6 +101,15 @@ def _renumbered(
             what = f"job {job.id} has the same processes as the inventory, and goes on where it ran"
             raise UsageError(what, "leave out --hosts, or give other numbers, for example --epochs")
     return Resumed(job, (), options, inventory, renumbered=True)
+
+
+def _is_of_no_file(inventory: "Inventory") -> bool:
+    """Whether geomx has made this inventory of one machine by the options, as without a file."""
+    from geomx_cli.plan.this_machine import party_name
+
+    named = [party.name for party in inventory.parties] == [party_name(n) for n in range(len(inventory.parties))]
+    plain = not any(host.env or host.state_dir or host.workdir or host.sockets for host in inventory.hosts)
+    return named and plain and not inventory.links and len({party.workers for party in inventory.parties}) == 1
 
 
 def _this_machine(options: Mapping[str, Value]) -> "Inventory":
