@@ -145,7 +145,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stop", type=int, default=300, help="rounds before the stop")
+    parser.add_argument("--stop", type=int, default=60, help="rounds before the stop")
     parser.add_argument("--to", type=Path, help="the file of a figure")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
