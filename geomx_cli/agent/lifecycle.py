@@ -16,6 +16,7 @@ from geomx_cli.core.conventions import JobClock
 __all__ = ["KILL", "TERMINATE", "Lifecycle", "PartialStop", "Stage"]
 
 TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL for servers at the end of the grace, and for leftovers
+_SERVERS = 1.0  # seconds for schedulers and servers to end by themselves after all workers
 KILL = 2.0  # seconds for SIGKILL to take effect
 _CONNECT = 15.0  # seconds; timeout for "start" since the last message of the control machine
 
@@ -70,6 +71,7 @@ class Lifecycle:
         self._ran: list[Child] = []  # the workers that ran at the last check
         self._ending: Sequence[Child] = ()  # workers that have not ended since SIGTERM
         self._gave_up = False
+        self._alone_since = 0.0  # since when no worker runs or is waited for, while the job ends; 0 before
 
     @property
     def over(self) -> bool:
@@ -143,10 +145,17 @@ class Lifecycle:
                 self._ending = [child for child in workers if child.life.running or self._has_left_others(child)]
                 if now >= self._cut_off_at:
                     self._cut_off()
-                if not self.holding and not self._ending:
+                if not self.holding and not self._ending and self._servers_are_due(now):
                     self._terminate(self._children)
             case Stage.KILLING if now >= self._deadline:
                 self._gave_up = True
+
+    def _servers_are_due(self, now: float) -> bool:
+        """Whether to send SIGTERM to schedulers and servers, which no worker needs any more. If workers have ended by
+        themselves, as they were asked to, servers do so too, and roots save their optimizers' state.
+        """
+        self._alone_since = self._alone_since or now
+        return not self.is_asked or bool(self._terminated) or now >= self._alone_since + _SERVERS
 
     def _terminate_workers(self, workers: Sequence[Child], now: float) -> None:
         """Send SIGTERM to those that do not handle the failure: first to those that have reported their end. The others

@@ -7,6 +7,7 @@ worker. `geomx launch` sets the variables of all processes; to start processes b
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -134,6 +135,8 @@ def _serve(settings: Settings, events: EventLog) -> None:
     if settings.output_dir and optimizer is not None:
         from geomx_cli.runtime.bundled import checkpoint
 
+        if settings.supervised:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # SIGKILL follows at the end of the grace
         events.write(StateChanged(state="saving"))  # it may take long, and no other process waits for it
         checkpoint.save_optimizer(Path(settings.output_dir), optimizer, server.optimizer_state(), events.warn)
 

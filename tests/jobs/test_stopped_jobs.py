@@ -36,6 +36,8 @@ def test_the_bundled_job_stops_in_one_round_and_saves_its_model(desk: Desk, tmp_
     assert len({end["parameters"] for end in ends.values()}) == 1
     if algorithm == "fsa":
         assert len({end["rounds"] for end in ends.values()}) == 1
+        saved = [path.parent.name for path in job.directory.glob("outputs/*/optimizer.safetensors")]
+        assert sorted(saved) == ["A-global_server-0", "B-global_server-1"], "servers end by themselves"
     manifest = json.loads((job.directory / "outputs" / "A-worker-0" / "manifest.json").read_bytes())
     assert manifest["stopped"] == "asked" and Path(result["model"]).exists()
     job.assert_clean()
