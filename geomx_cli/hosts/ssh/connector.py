@@ -238,16 +238,17 @@ class SshConnector:
             with self._limit(limit, connection.close, f"{what} within {limit:g} s"):
                 if self._files is None:
                     self._files = self._open_files(connection)
+                files = self._files  # another thread may close the connection meanwhile
                 try:
-                    return do(self._files)
+                    return do(files)
                 except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:
                     # Its session may break before the connection. Other errors are of the file.
                     of_the_file = isinstance(error, OSError) and not isinstance(error, ConnectionError)
-                    if of_the_file and not self._files.get_channel().closed:
+                    if of_the_file and not files.get_channel().closed:
                         raise
-                    broken, self._files = self._files, None
+                    self._files = None
                     with suppress(OSError, EOFError, paramiko.SSHException):
-                        broken.close()
+                        files.close()
                     raise EOFError(str(error)) from None
 
 
