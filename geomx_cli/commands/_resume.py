@@ -86,20 +86,19 @@ def _renumbered(
     job: "KnownJob", options: dict[str, Value], others: "Inventory | None", *, is_here: bool
 ) -> Resumed:
     """Return the job with other numbers. others: the machines that the user has named."""
-    if not is_here and others is None:
-        had = job.plan.spec.options
-        if any(options[name] != had[name] for name in ("parties", "workers", "central_workers")):
-            hint = "give one with the new numbers: --hosts FILE"
-            raise UsageError(f"job {job.id} ran on the machines of an inventory, which has its numbers", hint)
-        others = machines_again(job.inventory)
+    had = job.plan.spec.options
+    counts_change = any(options[name] != had[name] for name in ("parties", "workers", "central_workers"))
+    if counts_change and not is_here and others is None:
+        hint = "give one with the new numbers: --hosts FILE"
+        raise UsageError(f"job {job.id} ran on the machines of an inventory, which has its numbers", hint)
     if options["party_loss"] == "out":  # which may have been chosen for the old numbers
         options["party_loss"] = "auto"
-    inventory, options = reshaped(others or _this_machine(options), options)
-    if _processes(inventory, options) == {process.name for process in job.plan.processes}:
-        had = job.plan.spec.options
-        if all(options[name] == had[name] for name in ("epochs", "topology", "slowdown")):
-            what = f"job {job.id} has the same processes as the inventory, and goes on where it ran"
-            raise UsageError(what, "leave out --hosts, or give other numbers, for example --epochs")
+    own = _this_machine(options) if is_here else machines_again(job.inventory)
+    inventory, options = reshaped(others or own, options)
+    same = all(options[name] == had[name] for name in ("epochs", "topology", "slowdown"))
+    if same and _processes(inventory, options) == {process.name for process in job.plan.processes}:
+        what = f"job {job.id} has the same processes as the inventory, and goes on where it ran"
+        raise UsageError(what, "leave out --hosts, or give other numbers, for example --epochs")
     return Resumed(job, (), options, inventory, renumbered=True)
 
 

@@ -14,8 +14,10 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from geomx_cli.core.events import MAX_COUNT, Count, Seconds
+
 __all__ = [
-    "ABOUT", "Count", "Drawn", "Left", "MODEL", "MOST_EPOCHS", "Manifest", "OPTIMIZER", "Optimizer",
+    "ABOUT", "Drawn", "Left", "MODEL", "MOST_EPOCHS", "Manifest", "OPTIMIZER", "Optimizer",
     "Placement", "decode", "root_file",
 ]  # fmt: skip
 
@@ -23,8 +25,6 @@ ABOUT, MODEL, OPTIMIZER = "job.json", "model.safetensors", "optimizer.safetensor
 MOST_EPOCHS = 100
 """Epochs of which workers of one job may have drawn a part. They differ if parties train asynchronously."""
 
-Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
-Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
 _Kind = TypeVar("_Kind")
 
 
@@ -61,25 +61,22 @@ class Tensor(msgspec.Struct):
     """What a tensor is."""
 
     dtype: str
-    shape: list[Count]
 
 
 class SavedFile(msgspec.Struct):
     """A file as it was saved."""
 
-    size: Count
     sha256: str
 
 
 class Manifest(msgspec.Struct):
     """The fields of manifest.json, which stands beside a saved model (runtime/bundled/checkpoint.py), that are needed.
 
-    step, rounds, samples, seconds: as the first worker has counted them, with those of the jobs before.
+    step, rounds, seconds: as the first worker has counted them, with those of the jobs before.
     """
 
     step: Count
     rounds: Count
-    samples: Count
     seconds: Seconds
     optimizers: Optimizers
     slices: dict[str, Placement]
@@ -99,7 +96,7 @@ class Drawn(msgspec.Struct):
     parties: list[tuple[Count, Count]]
     split: str
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)]
-    batch_size: Annotated[int, Meta(ge=1, lt=1 << 53)]
+    batch_size: Annotated[int, Meta(ge=1, lt=MAX_COUNT)]
 
     def __post_init__(self) -> None:
         if len(self.parties) not in (0, len(self.places)):

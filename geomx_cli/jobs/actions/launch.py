@@ -153,12 +153,12 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     view = options.view or view_for()
     observer, outcome = options.observer, None
     try:
-        start, checkpoints = _left_by(options, spec, view)
+        start, checkpoints = _left_behind(options, spec, view)
         before = None if options.renumbered else options.resume  # whose checkpoint this job goes on from
         with view.waiting("reading the script and the files of --sync"):
             spec, packed = prepared(replace(spec, starts=bool(start)), options.sync)
         directory = JobDirectory(spec.job, Path(spec.job_dir))
-        _check_checkpoints(plan(choose(inventory, None), spec), before)  # raises errors for which no host is needed
+        _check_continuation(plan(choose(inventory, None), spec), before)  # raises errors for which no host is needed
         with directory.claimed(), ExitStack() as stack:
             with view.waiting("waiting for machines" if inventory.requests else "preparing the hosts") as set_status:
                 allocating = allocated(inventory, spec.job, spec, options.ssh, spec.python, view.warn, set_status)
@@ -204,7 +204,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     return end.with_late_interrupt(pool.interrupted, spec.job)
 
 
-def _left_by(
+def _left_behind(
     options: LaunchOptions, spec: JobSpec, view: View
 ) -> tuple[dict[str, bytes], Mapping[str, str]]:
     """Return the files that the workers begin from, and the newest checkpoint by host, as the job before has left them
@@ -218,7 +218,7 @@ def _left_by(
     return inherited(before), _newest(before, view)
 
 
-def _check_checkpoints(planned: Plan, before: KnownJob | StoredJob | None) -> None:
+def _check_continuation(planned: Plan, before: KnownJob | StoredJob | None) -> None:
     """Raise InvalidSettings if processes do not fit the checkpoint, or this machine, if it is all, lacks a package for
     --checkpoint-to, or its checkpoints would lack what the workers begin from.
     """
@@ -347,7 +347,7 @@ def _files(
         name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
         for name in planned.hosts
     }
-    for name in planned.hosts:
+    for name in dict.fromkeys(process.host for process in planned.processes if process.role == "worker"):
         folder = f"{planned.job_dirs[name]}/{START_FOLDER}"
         if not (inventory.host(name).shares_files and planned.job_dirs[name] == planned.spec.job_dir):
             files[name] |= {f"{folder}/{file}": File(content) for file, content in start.items()}

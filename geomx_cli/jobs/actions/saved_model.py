@@ -12,7 +12,6 @@ from geomx_cli.contract.earlier_job import (
     MODEL,
     MOST_EPOCHS,
     OPTIMIZER,
-    Count,
     Drawn,
     Left,
     Manifest,
@@ -21,6 +20,7 @@ from geomx_cli.contract.earlier_job import (
 )
 from geomx_cli.core.conventions import START_FOLDER
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.events import Count
 from geomx_cli.core.options import Value
 from geomx_cli.core.units import counted, format_duration, some_of
 from geomx_cli.jobs.actions.attach import rank_zero
