@@ -16,9 +16,10 @@ from rounds import SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.contract import security
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.net.lanes import LANES
+from geomx_cli.ps.net.lanes import LANES, Lane, Lanes
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.payload import view
+from geomx_cli.ps.net.sockets import Sockets
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import (
     BadMessage,
@@ -216,6 +217,68 @@ def _flood(stream: socket.socket, size: int) -> None:
     with contextlib.suppress(OSError):
         for _ in range(size // len(chunk)):
             stream.sendall(chunk)
+
+
+def test_a_hello_is_the_first_one_though_its_descriptor_is_used_again() -> None:
+    """Two connections have one descriptor, one after the other. Both hellos are read after both were accepted. What was
+    sent between them went to the first one, and would stay in the window.
+    """
+    loop = Loop()
+    sockets = Sockets(loop, None, lambda *_: None, 1000)
+    descriptors: list[int] = []
+
+    def read(router: "zmq.Socket[bytes]") -> None:
+        _, frame = router.recv_multipart(copy=False)
+        descriptors.append(frame.get(zmq.SRCFD))
+
+    port = sockets.listen(("tcp://127.0.0.1:*",), read, lambda _: None)[0].rpartition(":")[2]
+    ready = b"\5READY\x0bSocket-Type\0\0\0\6DEALER"
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", int(port)), 10) as stream:
+            stream.sendall(GREETING + b"\4" + bytes([len(ready)]) + ready)
+            received = b""
+            while b"READY" not in received:
+                received += stream.recv(1000)
+            stream.sendall(b"\0\5hello")
+            stream.shutdown(socket.SHUT_WR)
+            while stream.recv(1000):  # until the other end has closed it too
+                pass
+    end = time.monotonic() + 10
+    loop.run(until=lambda: len(descriptors) == 2 or time.monotonic() > end)
+    assert descriptors[0] == descriptors[1]
+    found = []
+    for descriptor in (*descriptors, *descriptors):
+        found.append(sockets.awaits_hello(descriptor))
+        sockets.identified(descriptor)
+    assert found == [True, True, False, False]
+    sockets.close(0)
+    loop.close()
+
+
+def test_a_hello_that_is_lost_is_said_on_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection stands, and the lane would never be used."""
+    monkeypatch.setattr("geomx_cli.ps.net.transport.UNWELCOMED", 0.3)
+    loop = Loop()
+    heard: list[str] = []
+    listener = _transport(loop, "listener", None, heard)
+    member = _transport(loop, "friend", None, heard)
+    lost = []
+    greet = Lanes.greet
+
+    def loses_the_first(lanes: Lanes, lane: Lane) -> None:
+        if lane == "tensors" and not lost:
+            lost.append(lane)
+        else:
+            greet(lanes, lane)
+
+    monkeypatch.setattr(Lanes, "greet", loses_the_first)
+    link = member.dial(listener.listen(("tcp://127.0.0.1:*",))[0], "listener", wide_area=False)
+    end = time.monotonic() + 30
+    loop.run(until=lambda: link.lanes.all_up or time.monotonic() > end)
+    assert lost and link.lanes.all_up
+    for transport in (listener, member):
+        transport.close(0)
+    loop.close()
 
 
 def test_what_cannot_be_read_does_not_stay_in_its_sender_s_window() -> None:

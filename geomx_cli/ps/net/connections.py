@@ -8,6 +8,7 @@ import contextlib
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,9 +145,13 @@ class UnknownPeers:
         self._loop = loop
         self._on_refused = on_refused
         self._unknown: dict[int, _Unknown] = {}
+        # Connections without a hello so far, whether they stand or have ended. The system gives a descriptor to several
+        # connections in turn, and their hellos may be read after the last of them was accepted.
+        self._without_hello = Counter[int]()
 
     def accepted(self, descriptor: int) -> None:
         """Register an accepted connection. If there are too many unidentified ones, close it at once."""
+        self._without_hello[descriptor] += 1
         unknown = _Unknown(Connection(descriptor), time.monotonic())
         if len(self._unknown) >= MAX_CONNECTIONS:
             self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not authenticated")
@@ -155,11 +160,18 @@ class UnknownPeers:
             self._loop.call_later(LOOK_AT_UNKNOWN, self._poll)
         self._unknown[descriptor] = unknown
 
-    def __contains__(self, descriptor: int) -> bool:
-        return descriptor in self._unknown
+    def awaits_hello(self, descriptor: int) -> bool:
+        """Whether fewer hellos than connections have come with this descriptor."""
+        return self._without_hello[descriptor] > 0
+
+    def identified(self, descriptor: int) -> None:
+        """A connection with this descriptor has sent an accepted hello."""
+        self.forget(descriptor)
+        if self._without_hello[descriptor] > 0:
+            self._without_hello[descriptor] -= 1
 
     def forget(self, descriptor: int) -> None:
-        """The connection has sent an accepted hello, or has ended."""
+        """The connection has been identified, or has ended."""
         self._unknown.pop(descriptor, None)
 
     def _poll(self) -> None:

@@ -127,6 +127,10 @@ class Lanes:
         self._up.discard(lane)
         self._greeted.pop(lane, None)
 
+    def is_up(self, lane: Lane) -> bool:
+        """Whether both ends know this lane's connection."""
+        return lane in self._up
+
     @property
     def all_up(self) -> bool:
         """Whether both lanes, dialled by this process, have been welcomed."""

@@ -137,14 +137,14 @@ class Sockets:
         return dealer
 
     def awaits_hello(self, descriptor: int) -> bool:
-        """Whether no hello has been accepted on this accepted connection."""
+        """Whether a hello on this accepted connection may be its first one."""
         # libzmq's thread may deliver the first message before this thread has read that the connection was accepted.
         self._report_accepted()
-        return descriptor in self._unknown
+        return self._unknown.awaits_hello(descriptor)
 
     def identified(self, descriptor: int) -> None:
         """The peer on this accepted connection has sent a hello that was accepted."""
-        self._unknown.forget(descriptor)
+        self._unknown.identified(descriptor)
 
     def close(self, linger: float) -> None:
         """Close all sockets; pending data may be sent within `linger` seconds."""

@@ -93,6 +93,8 @@ class FusingLinks:
 Handler = Callable[[Link, Header, memoryview | None], None]
 
 BATCH = 64
+UNWELCOMED = 15.0
+"""Seconds after a hello in which the peer welcomes it, on slow links too. The peer may also be stopped."""
 CREDIT_DELAY = 0.004
 LEFT_OVER = "left over from earlier lives"
 """Counts messages to or from a dead process. They are dropped silently, because they are no sign of a fault."""
@@ -395,6 +397,14 @@ class Transport:
     def _connected(self, link: Link, lane: Lane, connection: Connection) -> None:
         link.lanes.connections[lane] = connection
         link.lanes.greet(lane)
+        self.loop.call_later(UNWELCOMED, partial(self._check_welcome, link, lane, connection))
+
+    def _check_welcome(self, link: Link, lane: Lane, connection: Connection) -> None:
+        """Dial again if the hello, or its welcome, was lost on a connection that stands."""
+        # If a listener's thread is late, libzmq may take an old connection for the newer one of the same process, and
+        # then drops the hello on the other. Nothing would ever be sent on this lane.
+        if link.lanes.connections.get(lane) is connection and not link.lanes.is_up(lane):
+            connection.shut_down()
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.on_disconnected(lane, given_up=given_up)
