@@ -75,7 +75,7 @@ def play(given: argparse.Namespace) -> tuple[Outcome, Outcome]:
     ]  # fmt: skip
     base = tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp")
     with base as folder, pair_of_sites(Path(folder), given.parties) as made:
-        with running(made, training, 60 * given.minutes + ENDING) as launched:
+        with running(made, [training] * 2, 60 * given.minutes + ENDING) as launched:
             done = list(_disturb(made[-1], launched[-1], Random(given.seed), 60 * given.minutes, given.faults))
         calm, found = (_outcome(each, faults) for each, faults in zip(made, ([], done), strict=True))
         return calm, found

@@ -93,6 +93,12 @@ class Sites:
                     with suppress(ValueError):
                         yield path.stem, json.loads(line)
 
+    def kill(self, name: str) -> None:
+        """Kill all processes of a host, with its agent."""
+        for process, pid in self.processes().items():
+            if process.startswith(f"{name}/"):
+                os.kill(pid, signal.SIGKILL)
+
     @contextmanager
     def cut(self, name: str) -> Iterator[None]:
         """Drop all packets of a host."""
@@ -121,7 +127,7 @@ class Sites:
 def pair_of_sites(
     base: Path, parties: int, rate: str | None = None, rtt: str | None = None
 ) -> Iterator[tuple[Sites, Sites]]:
-    """The hosts of two jobs at the same time, one calm and one with faults, each on half of the machine's cores."""
+    """The hosts of two jobs at the same time, each on half of the machine's cores. Names begin with CALM and FAULTS."""
     cores = sorted(os.sched_getaffinity(0))
     if (half := len(cores) // 2) == 0:
         raise CheckFailed("this process may use one core only", "each of the two jobs needs one")
@@ -136,12 +142,15 @@ def pair_of_sites(
 
 
 @contextmanager
-def running(made: Sequence[Sites], training: Sequence[str], limit: float) -> Iterator[list["subprocess.Popen[str]"]]:
+def running(
+    made: Sequence[Sites], training: Sequence[Sequence[str]], limit: float
+) -> Iterator[list["subprocess.Popen[str]"]]:
     """Launch a job at each of these sites. The body begins when all train. Then wait for their ends.
 
+    training: the arguments of `geomx launch` for each job.
     limit: seconds for each end. Raises CheckFailed if a job ends with another status than 0.
     """
-    launched = [each.launch(training) for each in made]
+    launched = [each.launch(arguments) for each, arguments in zip(made, training, strict=True)]
     try:
         for each, one in zip(made, launched, strict=True):
             each.wait_until_it_trains(one)

@@ -16,8 +16,6 @@ back, with the rounds per second of the same parties of the calm job meanwhile. 
 """
 
 import argparse
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -48,7 +46,7 @@ def play(given: argparse.Namespace, algorithm: str, base: Path) -> list[dict[str
         "--time-limit", f"{seconds:.0f}s", "--algo", algorithm, *ALGORITHMS[algorithm],
     ]  # fmt: skip
     with pair_of_sites(base, given.parties, given.rate, given.rtt) as made:
-        with running(made, training, seconds + ENDING):
+        with running(made, [training] * 2, seconds + ENDING):
             _disturb(made[-1], given.away)
         return [{**each.result(), **_seen(each)} for each in made]
 
@@ -58,9 +56,7 @@ def _disturb(made: Sites, away: float) -> None:
     with made.cut(AWAY):
         time.sleep(away)
     time.sleep(BETWEEN)
-    for name, pid in made.processes().items():
-        if name.startswith(f"{KILLED}/"):
-            os.kill(pid, signal.SIGKILL)
+    made.kill(KILLED)
 
 
 def _seen(made: Sites) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Measures the published figures anew, and writes their tables into docs/results. Needs root.
 
-    python benchmarks/publish.py                          all tables, 151 minutes on an idle machine with two cores
+    python benchmarks/publish.py                          all tables, 189 minutes on an idle machine with two cores
     python benchmarks/publish.py exchange-wan peers       these tables
     python benchmarks/publish.py --list                   their names, pages, minutes and commands
     python benchmarks/publish.py --write                  measures nothing, and writes what was measured before

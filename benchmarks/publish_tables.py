@@ -239,6 +239,24 @@ def absences(results: Results) -> Iterator[Sequence[Any]]:
         )  # fmt: skip
 
 
+def faults(results: Results) -> Iterator[Sequence[Any]]:
+    """A job with faults and without."""
+    (row,) = results[0]
+    kinds = ", ".join(f"{row[kind]} {name}" for kind, name in (("kill", "kills"), ("stop", "stops"), ("cut", "cuts")))
+    yield "none", "", row["calm_rounds"], f"{row['calm_samples_per_s']:,.0f}", "", ""
+    first, last = row["losses"]
+    kept = f"{row['kept']:.1%}"
+    yield kinds, row["restarts"], row["rounds"], f"{row['samples_per_s']:,.0f}", kept, f"{first:.3f} to {last:.3f}"
+
+
+def decoupled(results: Results) -> Iterator[Sequence[Any]]:
+    """Times to accuracies with a slow party and kills."""
+    for row in results[0]:
+        times = ["-" if seconds is None else f"{seconds:.1f}" for seconds in row["reached_s"].values()]
+        others = f"{row['others_samples_s']:,.0f}"
+        yield f"`{row['algorithm']}`", *times, others, row["restarts"], f"{row['accuracy']:.3f}"
+
+
 MODELS = {
     "cnn": "PyTorch: a CNN", "lm": "PyTorch: a language model", "gan": "PyTorch: a GAN, two optimizers",
     "trainer": "MXNet: Gluon's Trainer", "module": "MXNet: `Module.fit`",
@@ -372,6 +390,17 @@ TABLES: Sequence[Table] = (
     Table(
         "recovery-costs", "recovery.md", [PYTHON + "recovery_costs.py --only write start"], ["", "ms"], saving,
         "Medians of 20 [lowest, highest].", 2,
+    ),
+    Table(
+        "faults", "recovery.md", [PYTHON + "faults.py"],
+        ["faults", "restarts", "rounds", "samples/s", "kept", "training loss"], faults,
+        "One run of 30 minutes of both jobs at the same time.", 32,
+    ),
+    Table(
+        "decoupled", "recovery.md", [PYTHON + "decoupled.py"],
+        ["", *(f"s to {accuracy:.2f}" for accuracy in (0.7, 0.75, 0.8)), "samples/s of the fast parties", "restarts",
+         "accuracy at the end"],
+        decoupled, "One run of both jobs at the same time. \"-\" means: not reached.", 6,
     ),
     Table(
         "party-loss", "recovery.md", [PYTHON + "party_loss.py"],

@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "launch": ("geomx_cli.commands.launch", "Start a training job, watch it and wait for its end."),
     "logs": ("geomx_cli.commands.logs", "Print what a job's processes write, or collect it."),
     "man": ("geomx_cli.commands.man", "Show the manual page of a command."),
+    "scale": ("geomx_cli.commands.scale", "Give a running job other numbers of parties, workers or servers."),
     "status": ("geomx_cli.commands.status", "Show the status of a job, process by process."),
     "stop": ("geomx_cli.commands.stop", "Stop a job, or one party of it, and clean up."),
     "summarize": ("geomx_cli.commands.summarize", "Summarise the records of a job."),

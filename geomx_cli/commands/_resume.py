@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from geomx_cli.jobs.store.registry import KnownJob
     from geomx_cli.jobs.store.stored_job import StoredJob
 
-__all__ = ["Resumed", "resumed"]
+__all__ = ["NUMBERS", "Resumed", "resumed"]
 
 _MAY_CHANGE = {
     "checkpoint_every", "checkpoint_to", "grace", "patience", "restarts", "save_every", "silence", "time_limit",
     "timeout",
 }  # fmt: skip
 """Options that change nothing of what is kept."""
-_NUMBERS = {
+NUMBERS = {
     "central_workers", "epochs", "global_servers", "local_servers", "parties", "slowdown", "topology", "workers",
 }  # fmt: skip
 """Options with which a bundled job goes on from the model that another one has saved, not from a checkpoint."""
@@ -46,15 +46,19 @@ class Resumed:
     renumbered: bool = False
 
 
-def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], hosts: Path | None) -> Resumed:
+def resumed(
+    name: str, script: tuple[str, ...], given: Mapping[str, Value], hosts: Path | None, *, runs: bool = False
+) -> Resumed:
     """Return what a job has run: `name` is its id or directory, or the folder or URL of its --checkpoint-to. given:
-    options of this command. hosts: its inventory file, for a job whose machines may be lost.
+    options of this command. hosts: its inventory file, for a job whose machines may be lost. runs: whether the job may
+    still run.
 
-    Raises InvalidSettings for an unknown job, and one that runs; UsageError for a script and options that differ.
+    Raises InvalidSettings for an unknown job, and one that runs if that may not be; UsageError for a script and options
+    that differ.
     """
     from geomx_cli.jobs.store.registry import KnownJob
 
-    job = _find(name)
+    job = _find(name, runs=runs)
     if isinstance(job, KnownJob):
         had, ran, is_here = job.plan.spec.options, job.plan.spec.script, set(job.plan.here) == set(job.plan.hosts)
     else:
@@ -129,8 +133,8 @@ def _processes(machines: "Inventory", options: Mapping[str, Value]) -> set[str]:
     return {process.name for process in planned.processes}
 
 
-def _find(name: str) -> "KnownJob | StoredJob":
-    """Return the job. Raises InvalidSettings if there is none, or it runs."""
+def _find(name: str, *, runs: bool) -> "KnownJob | StoredJob":
+    """Return the job. Raises InvalidSettings if there is none, or it runs and may not."""
     from geomx_cli.jobs.store.registry import UnknownJob, find
     from geomx_cli.jobs.store.stored_job import find_stored
 
@@ -144,7 +148,9 @@ def _find(name: str) -> "KnownJob | StoredJob":
         stored = find_stored(name, lambda text: click.echo(text, err=True))
         with suppress(InvalidSettings):  # its directory is lost, or of another machine
             known = find(stored.id)
-    if known is not None and known.state is not None and not known.state.over and known.state_shown != "orphaned":
+    running = known is not None and known.state is not None and not known.state.over and known.state_shown != "orphaned"
+    if running and not runs:
+        assert known is not None
         raise InvalidSettings(f"job {known.id} has not ended", f"geomx stop {known.id} ends it")
     found = stored or known
     assert found is not None
@@ -161,9 +167,9 @@ def _options(job: str, had: Mapping[str, Value], given: Mapping[str, Value]) -> 
         written = context.get_parameter_source(option) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         if not written or value == options.get(option):
             continue
-        if option not in _MAY_CHANGE | _NUMBERS:
+        if option not in _MAY_CHANGE | NUMBERS:
             flag = "--" + option.replace("_", "-")
             raise UsageError(f"{flag} with --resume: job {job} has other values", f"leave {flag} out")
-        renumbered |= option in _NUMBERS
+        renumbered |= option in NUMBERS
         options[option] = value
     return options, renumbered

@@ -109,6 +109,30 @@ def test_a_detached_job_that_nobody_followed_goes_on_and_is_removed(desk: Desk, 
     assert not second.exists()
 
 
+def test_a_running_job_is_scaled_in_one_step(desk: Desk, tmp_path: Path, data: str) -> None:
+    """Numbers that cannot be leave it running. The sum of both jobs has each sample once."""
+    words = ["--network", "linear", "--data-dir", data, "--batch-size", "8", "--epochs", "2"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    job = ForkedLaunch.begin(desk, "--job-dir", str(first), "--wan", "20ms", *words, imported="geomx")
+    job.wait_for(lambda: rounds(first) >= 5)
+    for arguments, words_of_it in (
+        (["--workers", "0"], "0 is not in the range"), (["--parties", "2"], "has these numbers already"),
+        (["--topology", "central", "--parties", "2000"], "2000 is not in the range"),
+    ):  # fmt: skip
+        refused = desk.geomx("scale", str(first), *arguments)
+        assert refused.returncode == 2 and words_of_it in refused.stderr, refused.stderr
+    assert job.returncode is None
+    scaled = desk.geomx("scale", str(first), "--parties", "3", "--workers", "1", "--job-dir", str(second))
+    assert scaled.returncode == 0, scaled.stderr
+    assert job.finish() == 75, job.errors
+    assert "has stopped and is saved" in scaled.stderr and "finished" in scaled.stderr
+    result = json.loads((second / "state.json").read_text())["result"]
+    assert sum(one["samples"] for one in result["data"].values()) == 2 * SAMPLES
+    assert set(result["data"]) == {f"{party}/worker:0" for party in "ABC"}
+    ended = desk.geomx("scale", str(first), "--parties", "2")
+    assert ended.returncode == 2 and "has ended" in ended.stderr and "geomx launch --resume" in ended.stderr
+
+
 def test_what_cannot_go_on_is_refused(desk: Desk, tmp_path: Path, data: str) -> None:
     words = ["--network", "linear", "--data-dir", data, "--batch-size", "60", "--epochs", "1", "--workers", "1"]
     done, crashed = tmp_path / "done", tmp_path / "crashed"

@@ -41,6 +41,7 @@ WAYS = {
     "diloco": "GEOMX_ALGO=diloco,GEOMX_INNER_STEPS=1,GEOMX_OUTER_LR=1,GEOMX_OUTER_MOMENTUM=0",
     "diloco, fragments": "GEOMX_ALGO=diloco,GEOMX_INNER_STEPS=6,GEOMX_FRAGMENTS=2,GEOMX_OVERLAP=1,"
     "GEOMX_OUTER_LR=1,GEOMX_OUTER_MOMENTUM=0,GEOMX_MIX=1",
+    "decoupled": "GEOMX_ALGO=decoupled,GEOMX_INNER_STEPS=1,GEOMX_OUTER_LR=1",
     "esync": "GEOMX_ALGO=esync,GEOMX_ESYNC_QUERY=blocking",
     "local": "GEOMX_ALGO=local",
 }
@@ -180,7 +181,7 @@ def test_flat_algorithms_fix_the_topology() -> None:
     assert found["sync"].forced_options == found["async"].forced_options == {"topology": "flat"}
     assert found["local"].forced_options == {"topology": "flat", "parties": 1, "workers": 1}
     assert [name for name, algorithm in found.items() if algorithm.needs_local_server] == ["hfa"]
-    assert list(found) == ["async", "diloco", "esync", "fsa", "hfa", "local", "mixed", "sync"]
+    assert list(found) == ["async", "decoupled", "diloco", "esync", "fsa", "hfa", "local", "mixed", "sync"]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,10 @@ EXACT = [
         lambda seed: numpy_.diloco(4, seed, 4, OUTER, fragments=2, overlap=1, mix=0.25, by_samples=True),
     ),
     ("mixed --parties 1 --workers 2", 2, 5, lambda seed: numpy_.fsa(2, seed)),
+    (
+        "decoupled --parties 1 --workers 2 --inner-steps 4 --outer-lr 0.7", 2, 5,
+        lambda seed: numpy_.diloco(2, seed, 4, (0.7, 0.0), by_samples=True),
+    ),
     ("local", 1, 1, lambda seed: numpy_.fsa(1, seed)),
 ]  # fmt: skip
 KEPT = [
@@ -94,6 +98,7 @@ BY_SPEED = [
     ("esync", 4, 20),
     ("mixed --optimizer dcasgd --max-staleness 1 --topology spread", 4, 15),
     ("async --parties 2 --workers 1", 2, 5),
+    ("decoupled --inner-steps 4 --fragments 2 --overlap 1 --compress fp16", 4, 15),
 ]
 """Where the weights depend on who is faster."""
 
@@ -108,7 +113,7 @@ def test_every_algorithm_is_here_and_there_is_no_mxnet() -> None:
 
 @pytest.mark.parametrize(
     ("algo", "workers", "seed", "wanted"), EXACT,
-    ids=("sync", "hfa-samples", "diloco", "streaming-samples", "mixed", "local"),
+    ids=("sync", "hfa-samples", "diloco", "streaming-samples", "mixed", "decoupled", "local"),
 )  # fmt: skip
 def test_as_in_numpy(launch: Run, algo: str, workers: int, seed: int, wanted: Callable[[int], Any]) -> None:
     """Also if a whole party is out of data before the other has begun its second round (seed 15)."""
@@ -120,7 +125,7 @@ def test_as_in_numpy(launch: Run, algo: str, workers: int, seed: int, wanted: Ca
     assert {event["stopped"] for event in found.values()} == {"epochs"}
     for name, event in found.items():
         assert_records(job, name, event["rounds"])
-    if not algo.startswith("mixed"):
+    if not algo.startswith(("mixed", "decoupled")):
         assert len({event["rounds"] for event in found.values()}) == 1, "all end in one round"
 
 
@@ -168,7 +173,7 @@ def assert_records(job: Rehearsal, worker: str, rounds: int) -> None:
     assert all(np.isfinite(event.get("loss", 0.0)) for event in found)
 
 
-@pytest.mark.parametrize(("algo", "workers", "seed"), BY_SPEED, ids=("esync", "dcasgd", "async"))
+@pytest.mark.parametrize(("algo", "workers", "seed"), BY_SPEED, ids=("esync", "dcasgd", "async", "decoupled"))
 def test_one_model_of_all_samples(launch: Run, algo: str, workers: int, seed: int) -> None:
     found, kept = final(launch(algo, "--seed", str(seed)), workers)
     if algo == "esync":

@@ -38,6 +38,7 @@ WAYS = {
         "GEOMX_ALGO": "diloco", "GEOMX_INNER_STEPS": "6", "GEOMX_FRAGMENTS": "2", "GEOMX_OVERLAP": "1",
         "GEOMX_OPTIMIZER": "adam",
     },
+    "decoupled": {"GEOMX_ALGO": "decoupled", "GEOMX_INNER_STEPS": "4"},
     "esync": {"GEOMX_ALGO": "esync", "GEOMX_ESYNC_QUERY": "blocking"},
     "local": {"GEOMX_ALGO": "local", "GEOMX_OPTIMIZER": "adam"},
 }  # fmt: skip

@@ -91,10 +91,10 @@ def test_killed_workers_end_with_the_bits_of_others(
     assert killed.ends() == straight.ends()
 
 
-@pytest.mark.parametrize("name", ["esync", "mixed"])
+@pytest.mark.parametrize("name", ["esync", "mixed", "decoupled"])
 def test_rounds_that_follow_time_end_after_kills(name: str, data: Path, tmp_path: Path, kills: Any) -> None:
     """How many steps a round has, or which party comes first, follows time: no two runs have the same bits."""
-    options = {"esync": {"algo": "esync", "compress": "fp16"}, "mixed": {"algo": "mixed"}}[name]
+    options = {"algo": name, **{"esync": {"compress": "fp16"}, "decoupled": {"inner_steps": 3}}.get(name, {})}
     kills(2, 0.03)
     killed = TrainingJob(tmp_path / "killed", data_dir=str(data), **options)
     killed.run()
