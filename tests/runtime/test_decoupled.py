@@ -71,7 +71,7 @@ def test_a_late_difference_counts_less_and_a_party_that_has_been_away_is_no_shar
     for number in range(2, rounds):
         job.push((0, 0), number, SAME)
         job.push((1, 0), number - 1, SAME)
-        present = 3 if number <= MEMORY + 1 else 2
+        present = 3 if number <= MEMORY else 2
         expected = expected - merged([(SAME, 1), (SAME, 1)], 2 / present)
         np.testing.assert_allclose(value(job), expected, rtol=1e-5)
     job.push((2, 0), 2, OTHER)

@@ -11,7 +11,7 @@ The merge averages lengths and directions separately, so that differences that d
 
 weight: of a difference, the samples behind it, divided by the merges since its party's last difference (at least 1). A
     slow party's difference was computed from older weights.
-s: the parties in the merge, as a share of the parties in the last MEMORY merges. So in the time in which each party
+s: the parties in the merge, as a share of the parties in the last MEMORY merges, with this one. So in the time in which each party
     gives one difference the weights move as far as in one outer step of DiLoCo.
 
 The outer step has no momentum. A worker computes its next difference from weights that lack the merge of its last one,
@@ -202,6 +202,9 @@ class DecoupledWorker(DilocoWorker):
     def unfinished(self, steps_left: int) -> bool:
         """See DilocoWorker."""
         return super().unfinished(steps_left) or any(self._unmerged)
+
+    def end(self) -> None:
+        """The final weights were pulled when all workers were done. The last exchange's are older."""
 
     def _exchange(self) -> bool:
         self._unmerged[self._turn] = True

@@ -29,6 +29,7 @@ from geomx_cli.runtime.script.store import Store, row_size
 from geomx_cli.runtime.stop_notice import StopNotice
 from geomx_cli.runtime.training.model import ModelAdapter, Network
 from geomx_cli.runtime.training.stop_vote import STOP
+from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 from geomx_cli.runtime.training.train_config import TrainConfig
 from geomx_cli.runtime.training.worker_algorithm import Algorithm, State, WorkerAlgorithm
 from geomx_cli.runtime.training.worker_state import WorkerState
@@ -196,6 +197,7 @@ def _load(
     if algorithm.server_optimizer(config) is None:
         return
     if client.global_rank == 0 and (state := earlier.server_state) is not None:
+        TensorRounds(client, model).pull()  # the roots know no slices before they have the initial values
         optimizer_state.restore(client, state)
     if getattr(algorithm, "asynchronous", False):
         client.control.barrier("all")
