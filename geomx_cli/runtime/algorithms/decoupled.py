@@ -11,8 +11,8 @@ The merge averages lengths and directions separately, so that differences that d
 
 weight: of a difference, the samples behind it, divided by the merges since its party's last difference (at least 1). A
     slow party's difference was computed from older weights.
-s: the parties in the merge, as a share of the parties in the last MEMORY merges, with this one. So in the time in which each party
-    gives one difference the weights move as far as in one outer step of DiLoCo.
+s: the parties in the merge, as a share of the parties in the last MEMORY merges, with this one. So in the time in
+    which each party gives one difference the weights move as far as in one outer step of DiLoCo.
 
 The outer step has no momentum. A worker computes its next difference from weights that lack the merge of its last one,
 and momentum would add the same direction again: with the 0.9 of DiLoCo training diverges. Liu et al., "Asynchronous
