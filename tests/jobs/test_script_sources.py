@@ -36,7 +36,7 @@ def warned(algorithm: str, text: str, *arguments: str, name: str = "mine.py") ->
     return bool(warning_of(("python", name, *arguments), job_of(algorithm), INVENTORY))
 
 
-@pytest.mark.parametrize("algorithm", ["hfa", "diloco", "esync"])
+@pytest.mark.parametrize("algorithm", ["hfa", "diloco", "decoupled", "esync"])
 def test_a_plain_loop_takes_no_local_steps(algorithm: str) -> None:
     assert warned(algorithm, PLAIN)
     assert warned(algorithm, f'"""Not {algorithm} at all."""\n{PLAIN}  # {algorithm}\n'), "no code says so"
@@ -44,7 +44,7 @@ def test_a_plain_loop_takes_no_local_steps(algorithm: str) -> None:
     assert sentence.startswith(f"mine.py may not be written for --algo {algorithm}: it names neither")
 
 
-@pytest.mark.parametrize("algorithm", sorted(set(algorithms()) - {"hfa", "diloco", "esync"}))
+@pytest.mark.parametrize("algorithm", sorted(set(algorithms()) - {"hfa", "diloco", "decoupled", "esync"}))
 def test_other_algorithms_are_the_servers(algorithm: str) -> None:
     assert not warned(algorithm, PLAIN)
 

@@ -45,7 +45,7 @@ __all__ = [
 
 name = "decoupled"
 title = "Decoupled DiLoCo"
-look = ("#B2182B", "h", "..")
+look = ("#B2182B", "p", "**")
 asynchronous = True
 outer_step = True
 options = (
