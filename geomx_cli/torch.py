@@ -255,7 +255,7 @@ class DiLoCo(Training[_Optimizer]):
     """
 
     def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
-        return algorithm.outer_step
+        return algorithm.outer_step and not algorithm.asynchronous
 
 
 class LocalSGD(Training[_Optimizer]):

@@ -269,9 +269,10 @@ class Link:
 
     def on_disconnected(self, lane: Lane, *, given_up: bool) -> None:
         """A dialled connection has ended. given_up: whether this end gave it up because nothing was acknowledged."""
-        was_up = self.lanes.is_up(lane)
+        # A lane need not have been welcomed: its hello comes behind the tensors that the connection before left unsent.
+        stood = lane in self.lanes.connections
         self.lanes.down(lane)
-        if given_up and was_up and lane == "tensors":
+        if given_up and stood and lane == "tensors":
             self._warn_given_up()
 
     def on_control(self, header: Header, payload: memoryview | None) -> bool:

@@ -404,6 +404,7 @@ class Transport:
         # If a listener's thread is late, libzmq may take an old connection for the newer one of the same process, and
         # then drops the hello on the other. Nothing would ever be sent on this lane.
         if link.lanes.connections.get(lane) is connection and not link.lanes.is_up(lane):
+            link.lanes.down(lane)
             connection.shut_down()
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
