@@ -229,6 +229,14 @@ def renumbered(results: Results) -> Iterator[Sequence[Any]]:
         )  # fmt: skip
 
 
+def pauses(results: Results) -> Iterator[Sequence[Any]]:
+    """How long training stands still while a job gets other numbers."""
+    for network in dict.fromkeys(row["network"] for row in results[0]):
+        rows = [row for row in results[0] if row["network"] == network]
+        columns = [[row[name] for row in rows] for name in ("pause_s", "command_to_first_round_s")]
+        yield f"`{network}`", *(middle(column, ".1f") for column in columns)
+
+
 def absences(results: Results) -> Iterator[Sequence[Any]]:
     """A party that is cut off, and comes back."""
     for row in results[0]:
@@ -412,6 +420,10 @@ TABLES: Sequence[Table] = (
         "other-numbers", "recovery.md", [PYTHON + "other_numbers.py --to docs/figures/other-numbers.png"],
         ["parties x workers", "continues after", "trained on, of all jobs", "loss before", "loss after", "accuracy"],
         renumbered, "One run of each job.", 2,
+    ),
+    Table(
+        "scale", "recovery.md", [PYTHON + "scale.py --repeats 5"],
+        ["network", "pause: s", "from the command to the first round: s"], pauses, "Medians of 5 [lowest, highest].", 4,
     ),
     Table(
         "hosts", "exchange.md", [PYTHON + "sites.py --hosts 4,16,64"],
