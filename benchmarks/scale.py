@@ -3,8 +3,8 @@
     python benchmarks/scale.py          2 x 2 becomes 3 x 1, with numpy and with MXNet
     python benchmarks/scale.py --json   one object
 
-The jobs train by fsa on Fashion-MNIST on this machine: `linear` in numpy, and `cnn` in MXNet. The pause is the time from
-the last round of the old job to the first round of the new one, as worker 0 of party A has logged them.
+The jobs train by fsa on Fashion-MNIST on this machine: `linear` in numpy, and `cnn` in MXNet. The pause is the time
+from the last round of the old job to the first round of the new one, as worker 0 of party A has logged them.
 """
 
 import argparse

@@ -89,7 +89,7 @@ class Freeze:
                 why = "processes went on during the copy, or were killed"
             self.void = why
             processes.send_signal(self._suspended, signal.SIGCONT)
-            self._lasts = False
+            self._lasts = False  # last: whoever sees it may say so, and read `void`
             return not why
 
 
