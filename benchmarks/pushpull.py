@@ -3,6 +3,7 @@
     python benchmarks/pushpull.py --topology flat central --system client mxnet --repeat 3     loopback, against MXNet
     python benchmarks/pushpull.py --topology central spread --rate 200mbit --iterations 5      emulated links (root)
     python benchmarks/pushpull.py --topology central --rate 200mbit --global-servers 4 --server-hosts 4
+    python benchmarks/pushpull.py --saving off on --repeat 5      what saving costs, as with --restarts 0 and 3
 
 Prints time per iteration (wall period over all workers), its ratio to the wire limit, bytes per link, CPU seconds per
 iteration and peak memory per role, as a table, or with --json as one object. The wire limit is the payload of the
@@ -37,17 +38,24 @@ from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.options import decode
 from geomx_cli.ps.aggregation.codec import codec_at, parse_codec
 
+MEMORY = "/dev/shm"
+"""Where processes save their state, as under an agent."""
+
 
 @dataclass
 class Running:
-    """One process of the job: its output, its CPU seconds at the start and the end, its peak memory."""
+    """One process of the job: its output, its CPU seconds at the start and the end, the peaks of its own memory and of
+    what it saves.
+    """
 
     role: str
     popen: subprocess.Popen[str]
     errors: Path
+    state: Path | None = None
     said: dict[str, Any] = field(default_factory=dict)
     cpu: list[float] = field(default_factory=list)
     peak: int = 0
+    saved: int = 0
 
     def cpu_now(self) -> float:
         with contextlib.suppress(psutil.Error):
@@ -60,18 +68,24 @@ class Running:
             for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):
                     self.peak = int(line.split()[1]) * 1024
+        if self.state is not None:
+            with contextlib.suppress(OSError):
+                self.saved = max(self.saved, sum(file.stat().st_blocks * 512 for file in self.state.iterdir()))
 
 
 def measure(case: Case) -> dict[str, Any]:
     """Run one case and return its figures."""
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gxb"))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gxb")))
+        state = None
+        if case.saving == "on":
+            state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gxb", dir=MEMORY)))
         sites = [*central_sites(case.server_hosts), *letters(case.parties)]
         wan = None
         if _wide(case):
             wan = stack.enter_context(Wan(sites=tuple(sites), rate=case.rate or None, rtt=case.rtt or None))
         limit = _goodput(wan)
-        processes = _start(case, Path(directory), wan, stack)
+        processes = _start(case, directory, state, wan, stack)
         figures = _follow(case, processes, wan)
     return {**vars(case), **figures, **_limits(case, figures, limit)}
 
@@ -91,8 +105,10 @@ def _goodput(wan: Wan | None) -> float:
     return float(test.wire_goodput)
 
 
-def _start(case: Case, directory: Path, wan: Wan | None, stack: contextlib.ExitStack) -> list[Running]:
-    commands = mxnet_commands(case, wan) if case.system == "mxnet" else our_commands(case, directory, wan)
+def _start(
+    case: Case, directory: Path, state: Path | None, wan: Wan | None, stack: contextlib.ExitStack
+) -> list[Running]:
+    commands = mxnet_commands(case, wan) if case.system == "mxnet" else our_commands(case, directory, state, wan)
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
     running: list[Running] = []
     for role, site, command, env in commands:
@@ -104,7 +120,7 @@ def _start(case: Case, directory: Path, wan: Wan | None, stack: contextlib.ExitS
                 argv, env={**clean, **env}, stdout=out, stderr=err, text=True, start_new_session=True, cwd=directory
             )
         stack.callback(_end, popen)
-        running.append(Running(role, popen, errors))
+        running.append(Running(role, popen, errors, Path(env["GEOMX_STATE_DIR"]) if state is not None else None))
     return running
 
 
@@ -162,10 +178,12 @@ def _figures(case: Case, processes: list[Running], workers: list[Running], marks
     period = max(item.said["end"] for item in workers) - min(item.said["start"] for item in workers)
     cpu: defaultdict[str, float] = defaultdict(float)
     memory: defaultdict[str, int] = defaultdict(int)
+    saved: defaultdict[str, int] = defaultdict(int)
     for item in processes:
         if len(item.cpu) == 2:
             cpu[item.role] += (item.cpu[1] - item.cpu[0]) / case.iterations
         memory[item.role] = max(memory[item.role], item.peak)
+        saved[item.role] = max(saved[item.role], item.saved)
     links = {
         site: {way: (marks["ended"][site][way] - count) / case.iterations for way, count in ways.items()}
         for site, ways in marks["started"].items()
@@ -174,6 +192,7 @@ def _figures(case: Case, processes: list[Running], workers: list[Running], marks
         "seconds": period / case.iterations,
         "cpu_seconds": dict(cpu),
         "peak_bytes": dict(memory),
+        "saved_bytes": dict(saved),
         "link_bytes": links,
     }
 
@@ -206,7 +225,7 @@ def _encoded_bytes(case: Case) -> int:
 
 def described(result: dict[str, Any]) -> str:
     """The result as lines of text."""
-    title = "{system} {topology} {tensors}, {parties} x {workers} workers".format(**result)
+    title = "{system} {topology} {tensors}, {parties} x {workers} workers, saving {saving}".format(**result)
     lines = [f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration, {os.cpu_count()} cores"]
     if "ratio_to_mxnet" in result:
         lines.append(f"  {result['ratio_to_mxnet']:.2f} x the time of MXNet's dist_sync, the best run here")
@@ -215,7 +234,10 @@ def described(result: dict[str, Any]) -> str:
     for site, ways in result["link_bytes"].items():
         lines.append(f"  link {site}: sent {ways['sent'] / 1e6:.2f} MB, received {ways['received'] / 1e6:.2f} MB")
     for role, seconds in result["cpu_seconds"].items():
-        lines.append(f"  {role:17} {seconds * 1e3:8.1f} ms CPU  peak {result['peak_bytes'][role] / 1e6:7.1f} MB")
+        lines.append(
+            f"  {role:17} {seconds * 1e3:8.1f} ms CPU  peak {result['peak_bytes'][role] / 1e6:7.1f} MB"
+            f"  saved {result['saved_bytes'][role] / 1e6:6.1f} MB"
+        )
     return "\n".join(lines)
 
 
@@ -229,6 +251,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", nargs="+", choices=("client", "store", "mxnet"), default=["client"])
     parser.add_argument("--topology", nargs="+", choices=("flat", "central", "spread"), default=["flat"])
+    parser.add_argument("--saving", nargs="+", choices=("off", "on"), default=["off"], help="of each round's state")
     parser.add_argument("--tensors", choices=sorted(LISTS), default="resnet18")
     for name, value in {"parties": 2, "workers": 2, "global-servers": 1, "local-servers": 1, "server-hosts": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -246,15 +269,19 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(arguments: dict[str, Any]) -> list[Case]:
-    """Every system with every topology. MXNet's own store supports only the flat one, with its servers at C, or for
-    "spread" in the parties.
+    """Every system with every topology, without and with saving. MXNet's own store supports only the flat one, with its
+    servers at C, or for "spread" in the parties.
     """
-    systems, topologies = arguments.pop("system"), arguments.pop("topology")
-    pairs = [(system, topology) for system in systems if system != "mxnet" for topology in topologies]
+    systems, topologies, saving = (arguments.pop(name) for name in ("system", "topology", "saving"))
+    ours = [system for system in systems if system != "mxnet"]
+    found = [
+        Case(system=system, topology=topology, saving=whether, **arguments)
+        for system in ours for topology in topologies for whether in saving
+    ]  # fmt: skip
     if "mxnet" in systems:
         placed = ["spread" if topology == "spread" else "flat" for topology in topologies]
-        pairs += [("mxnet", topology) for topology in dict.fromkeys(placed)]
-    return [Case(system=system, topology=topology, **arguments) for system, topology in pairs]
+        found += [Case(system="mxnet", topology=topology, **arguments) for topology in dict.fromkeys(placed)]
+    return found
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:

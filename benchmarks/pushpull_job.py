@@ -12,6 +12,7 @@ from wan import Wan
 from geomx_cli.contract import security
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
+from geomx_cli.core.state_notes import StateNotes
 from geomx_cli.hosts.ports import free_ports
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan, Process, plan
@@ -34,7 +35,7 @@ Command = tuple[str, str, list[str], dict[str, str]]
 
 @dataclass
 class Case:
-    """One push-pull measurement. `system` is client, store or mxnet (see pushpull_worker.py)."""
+    """One push-pull measurement. `system` is client, store or mxnet (see pushpull_worker.py). saving: "on" or "off"."""
 
     system: str
     topology: str
@@ -48,6 +49,7 @@ class Case:
     rate: str
     rtt: str
     server_hosts: int = 1
+    saving: str = "off"
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -61,17 +63,30 @@ def letters(count: int) -> str:
     return _LETTERS[:count]
 
 
-def our_commands(case: Case, directory: Path, wan: Wan | None) -> list[Command]:
-    """A planned job, with each party at its site."""
+def our_commands(case: Case, directory: Path, state: Path | None, wan: Wan | None) -> list[Command]:
+    """A planned job, with each party at its site. state: the folder in which its processes save their state, if any."""
     options = case.options | {
         "parties": case.parties, "workers": case.workers, "topology": case.topology,
         "global_servers": case.global_servers, "local_servers": case.local_servers,
     }  # fmt: skip
     script = ("python", str(WORKER), case.system, case.tensors, str(case.warm_up), str(case.iterations))
     return [
-        ("master" if item.role == "worker" and item.global_rank is None else item.role, site, argv, env)
-        for item, site, argv, env in planned(options, directory, wan, script, server_hosts=case.server_hosts)
-    ]
+        ("master" if item.role == "worker" and item.global_rank is None else item.role, site, argv,
+         env | _saving(state, number))
+        for number, (item, site, argv, env) in enumerate(
+            planned(options, directory, wan, script, server_hosts=case.server_hosts)
+        )
+    ]  # fmt: skip
+
+
+def _saving(state: Path | None, number: int) -> dict[str, str]:
+    """The variables by which an agent has a process save its state, here the process with this number."""
+    if state is None:
+        return {}
+    folder = state / str(number)
+    folder.mkdir()
+    StateNotes(folder).prepare()
+    return {"GEOMX_INCARNATION": "0", "GEOMX_STATE_DIR": str(folder)}
 
 
 def planned(

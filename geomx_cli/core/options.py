@@ -260,7 +260,8 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1, maximum=100_000,
     ),
     _train(
-        "time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long.", minimum=0, word="never",
+        "time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT",
+        "Stop training after this long, at the end of the round.", minimum=0, word="never",
     ),
     _train(
         "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer. With gpt the default is adamw.",

@@ -139,6 +139,13 @@ def test_hfa_stops_everybody_at_a_milestone_with_one_model(desk: Desk, small: li
 
 
 @pytest.mark.processes
+def test_a_time_limit_ends_the_job_with_the_round_in_which_it_passes(rehearsed: Run) -> None:
+    found = done(rehearsed("diloco", "--inner-steps", "2000", "--time-limit", "0.01s", "--epochs", "10000"))
+    assert found["A-worker-0"]["stopped"] == "time_limit"
+    assert {(event["rounds"], event["samples"]) for event in found.values()} == {(1, 2000 * 8)}
+
+
+@pytest.mark.processes
 def test_streaming_diloco_stops_everybody_with_one_model(rehearsed: Run) -> None:
     more = ("--inner-steps", "4", "--fragments", "2", "--overlap", "1", "--time-limit", "0.5s", "--epochs", "10000")
     found = done(rehearsed("diloco", *more))

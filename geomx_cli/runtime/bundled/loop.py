@@ -235,6 +235,7 @@ class Loop:
         """Vote in the round whose exchange has begun."""
         position = self.position
         elsewhere = self._async_completion is not None and self._async_completion.stop_requested()
+        self._look_for_reason()
         if not position.reason and self._is_asked():
             position.reason = "asked"
         stop = bool(position.reason) or elsewhere
@@ -271,7 +272,6 @@ class Loop:
             if vote.stop:
                 position.stopped = position.stopped or position.reason or "asked"
             position.ended = not vote.unfinished or (bool(position.stopped) and not self._part.partial_rounds)
-        self._look_for_reason()
 
     def _catch_up(self) -> Vote:
         """Other parties have trained without this one, which was left out (`--party-loss out`). Abstain from rounds
