@@ -9,15 +9,16 @@ has none. So both see the same machine, whose speed may drift.
 
 The hosts of a job are network namespaces behind an sshd each: one for the central party, and one for each party, which
 has one worker. The workers train `linear` on Fashion-MNIST with DiLoCo, as fast as their cores can. So they share these
-cores, and a round takes about half a minute. Faults come at equal distances, of which half are kills. What is hit, and
+cores, and a round takes some 100 s. Faults come at equal distances, of which half are kills. What is hit, and
 how, is drawn from the seed:
 
     kill   SIGKILL to a process: an agent, a scheduler, a server or a worker
     stop   SIGSTOP to one, and SIGCONT 2 to 8 s later
     cut    all packets of a host are dropped, for 2 to 8 s
 
-Throughput is the samples of the rounds that all workers have completed, by the time between the ends of the first and
-the last one. Repeated samples count once. "Kept" compares both jobs. Needs root and two cores.
+Throughput is the samples of the rounds that all workers have completed, by time. Repeated samples count once. "Kept"
+compares both jobs over the same time: from when both have completed their first round until one has completed its last.
+Samples within a round are interpolated. Needs root and two cores.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 from job_sites import ENDING, Sites, pair_of_sites, running
 from outcome import conclude
 
@@ -53,18 +55,30 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """samples, seconds: of the rounds between the first and the last that all workers have completed."""
+    """workers: of each one, the times at which it has ended rounds, and its samples until then; of the rounds that all
+    workers have completed.
+    """
 
-    rounds: int
-    samples: int
-    seconds: float
+    workers: list[tuple[list[float], list[int]]]
     losses: tuple[float, float]
     restarts: int
     faults: list[Fault] = field(default_factory=list)
 
     @property
-    def throughput(self) -> float:
-        return self.samples / self.seconds
+    def rounds(self) -> int:
+        """The number of rounds that all workers have completed."""
+        return len(self.workers[0][0])
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """When all workers have ended their first, and their last round."""
+        begun, ended = (max(times[place] for times, _ in self.workers) for place in (0, -1))
+        return begun, ended
+
+    def throughput(self, window: tuple[float, float]) -> float:
+        """Samples per second within this time."""
+        within = (np.diff(np.interp(window, *worker))[0] for worker in self.workers)
+        return float(sum(within)) / (window[1] - window[0])
 
 
 def play(given: argparse.Namespace) -> tuple[Outcome, Outcome]:
@@ -115,18 +129,15 @@ def _outcome(made: Sites, faults: list[Fault]) -> Outcome:
             ends.setdefault(event["num_iters"], {})[worker] = (event["time"], event["samples"], event["loss"])
     workers = max(map(len, ends.values()), default=0)
     whole = sorted(number for number, each in ends.items() if len(each) == workers)
-    if len(whole) < 3:
+    if len(whole) < 2:
         raise CheckFailed(f"the workers completed {len(whole)} rounds", "give more --minutes or less --inner-steps")
-    whole.pop()  # the time limit has shortened the last one
-    first, last = (list(ends[number].values()) for number in (whole[0], whole[-1]))
-    return Outcome(
-        rounds=len(whole),
-        samples=sum(samples for _, samples, _ in last) - sum(samples for _, samples, _ in first),
-        seconds=max(when for when, *_ in last) - max(when for when, *_ in first),
-        losses=(_mean_loss(first), _mean_loss(last)),
-        restarts=sum(result["restarts"].values()),
-        faults=faults,
-    )
+    ended = [ends[number] for number in whole]
+    series = [
+        ([each[worker][0] for each in ended], [each[worker][1] for each in ended]) for worker in sorted(ended[0])
+    ]
+    first, last = (list(each.values()) for each in (ended[0], ended[-1]))
+    losses = _mean_loss(first), _mean_loss(last)
+    return Outcome(series, losses, sum(result["restarts"].values()), faults)
 
 
 def _mean_loss(each: Sequence[tuple[float, int, float]]) -> float:
@@ -134,11 +145,14 @@ def _mean_loss(each: Sequence[tuple[float, int, float]]) -> float:
 
 
 def _row(calm: Outcome, found: Outcome) -> dict[str, Any]:
+    (begun, ended), (other_begun, other_ended) = calm.window, found.window
+    window = max(begun, other_begun), min(ended, other_ended)
+    throughputs = calm.throughput(window), found.throughput(window)
     kinds = {kind: sum(fault.kind == kind for fault in found.faults) for kind in ("kill", *TOGETHER)}
     return {
         "faults": len(found.faults), **kinds, "restarts": found.restarts, "rounds": found.rounds,
-        "losses": found.losses, "samples_per_s": found.throughput, "calm_samples_per_s": calm.throughput,
-        "calm_rounds": calm.rounds, "kept": found.throughput / calm.throughput,
+        "losses": found.losses, "samples_per_s": throughputs[1], "calm_samples_per_s": throughputs[0],
+        "calm_rounds": calm.rounds, "kept": throughputs[1] / throughputs[0],
         "list": [(fault.seconds, fault.kind, fault.what) for fault in found.faults],
     }  # fmt: skip
 

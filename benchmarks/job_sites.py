@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from netns import call
 from sites import make_key, sshd, wait_for
 from wan import Wan
@@ -29,15 +31,41 @@ add rule inet cut input iifname "eth0" drop
 add chain inet cut output { type filter hook output priority 0; }
 add rule inet cut output oifname "eth0" drop"""
 STARTING, ENDING = 60.0, 120.0
+SWAPPING = 10.0
+"""Seconds after which the jobs of a pair swap their cores, as one core may be some per cent slower than another."""
 
 
 class Sites:
     """The hosts of a job, the central one first, and the cores for all of its processes."""
 
     def __init__(self, wan: Wan, folder: Path, names: Sequence[str], cores: Sequence[int]) -> None:
-        self.wan, self.folder, self.names = wan, folder, names
-        self._pinned = ["taskset", "--cpu-list", ",".join(map(str, cores))]
+        self.wan, self.folder, self.names, self.cores = wan, folder, names, cores
         self.hub = names[0]
+        self._launched = 0
+
+    @property
+    def _pinned(self) -> list[str]:
+        return ["taskset", "--cpu-list", ",".join(map(str, self.cores))]
+
+    def pin(self) -> bool:
+        """Move all processes of the job to its cores. Return whether any of them was elsewhere."""
+        found, wanted = False, set(self.cores)
+        for pid in self._pids():
+            for thread in _threads(pid):
+                with suppress(OSError):
+                    if os.sched_getaffinity(thread) != wanted:
+                        os.sched_setaffinity(thread, wanted)
+                        found = True
+        return found
+
+    def _pids(self) -> list[int]:
+        """The processes in the hosts' namespaces, and those of `geomx launch`."""
+        own = {Path("/run/netns", self.wan.namespace(name)).stat().st_ino for name in self.names}
+        pids = [pid for pid in psutil.pids() if _namespace(pid) in own]
+        with suppress(psutil.Error):
+            launched = psutil.Process(self._launched)
+            pids += [launched.pid, *(child.pid for child in launched.children(recursive=True))]
+        return pids
 
     def listen(self) -> None:
         """Start the hosts' sshds, and write hosts.toml."""
@@ -65,7 +93,9 @@ class Sites:
         env = {**os.environ, "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / CONTROL)}
         with Path(self.folder, "out").open("w") as out, Path(self.folder, "said").open("w") as said:
             pinned = [*self._pinned, *launch]
-            return self.wan.popen(CONTROL, pinned, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
+            popen = self.wan.popen(CONTROL, pinned, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
+        self._launched = popen.pid
+        return popen
 
     def processes(self) -> dict[str, int]:
         """Pids by name, as the agents have written them; agents too."""
@@ -123,11 +153,25 @@ class Sites:
         return found
 
 
+def _threads(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    return []
+
+
+def _namespace(pid: int) -> int:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+    return 0
+
+
 @contextmanager
 def pair_of_sites(
     base: Path, parties: int, rate: str | None = None, rtt: str | None = None
 ) -> Iterator[tuple[Sites, Sites]]:
-    """The hosts of two jobs at the same time, each on half of the machine's cores. Names begin with CALM and FAULTS."""
+    """The hosts of two jobs at the same time, each on half of the machine's cores, which they swap again and again
+    while they are `running`. Names begin with CALM and FAULTS.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if (half := len(cores) // 2) == 0:
         raise CheckFailed("this process may use one core only", "each of the two jobs needs one")
@@ -151,15 +195,31 @@ def running(
     limit: seconds for each end. Raises CheckFailed if a job ends with another status than 0.
     """
     launched = [each.launch(arguments) for each, arguments in zip(made, training, strict=True)]
+    ended = threading.Event()
+    swapping = threading.Thread(target=_swap_cores, args=(made, ended), daemon=True)
+    swapping.start()
     try:
         for each, one in zip(made, launched, strict=True):
             each.wait_until_it_trains(one)
         yield launched
         ends = [one.wait(limit) for one in launched]
     finally:
+        ended.set()
+        swapping.join()
         for one in launched:
             one.send_signal(signal.SIGINT)
             one.wait(ENDING)
     for each, status in zip(made, ends, strict=True):
         if status:
             raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])
+
+
+def _swap_cores(made: Sequence[Sites], ended: threading.Event) -> None:
+    """Give each job the cores of the other one, until the end."""
+    while not ended.wait(SWAPPING):
+        cores = [each.cores for each in made]
+        for each, others in zip(made, cores[1:] + cores[:1], strict=True):
+            each.cores = others
+        for each in made:
+            while each.pin():  # a process that was started meanwhile has the cores of its parent
+                pass
