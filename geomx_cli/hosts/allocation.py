@@ -15,7 +15,7 @@ from geomx_cli.core.units import counted, format_duration
 from geomx_cli.hosts import reach, with_addresses
 from geomx_cli.hosts.interface import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
-from geomx_cli.inventory import Host, Inventory, Request, validated
+from geomx_cli.inventory import Host, Inventory, Local, Request, Ssh, validated
 
 __all__ = ["Allocation", "Allocator", "Present", "Waiting", "allocated", "release"]
 
@@ -108,10 +108,7 @@ def allocated(
     allocation = Allocation(inventory)
     try:
         if inventory.requests:
-            with ExitStack() as stack:
-                requests = [_Asked(request, inventory, job, ssh, python) for request in inventory.requests]
-                for asked in requests:
-                    stack.callback(asked.login.close)
+            with _asked(inventory, job, ssh, python) as requests:
                 allocation.inventory = with_addresses(_allocate(requests, inventory, spec, note, set_status), ssh)
         yield allocation
     finally:
@@ -128,17 +125,34 @@ def release(
 ) -> tuple[str, ...]:  # fmt: skip
     """Release the machines of a job; return error messages. Idempotent. `note` is told why machines were taken away."""
     problems = []
-    for request in inventory.requests:
-        asked = _Asked(request, inventory, job, ssh or SshOptions(), python)
-        try:
-            if why := asked.release():
-                note(f"warning: {why}")
-        except Exception as error:  # of any kind: the outcome of the job must still be reported
-            text = str(error) if isinstance(error, _EXPECTED) else repr(error)
-            problems.append(f"allocator {request.allocator} has not released the machines of {job}: {text}")
-        finally:
-            asked.login.close()
+    with _asked(inventory, job, ssh or SshOptions(), python) as requests:
+        for asked in requests:
+            try:
+                if why := asked.release():
+                    note(f"warning: {why}")
+            except Exception as error:  # of any kind: the outcome of the job must still be reported
+                text = str(error) if isinstance(error, _EXPECTED) else repr(error)
+                allocator = asked.request.allocator
+                problems.append(f"allocator {allocator} has not released the machines of {job}: {text}")
     return tuple(dict.fromkeys(problems))
+
+
+@contextmanager
+def _asked(inventory: Inventory, job: str, ssh: SshOptions, python: str) -> Iterator[list["_Asked"]]:
+    """The requests of a job, during the block. Those with the same login node share a connection to it, as each one may
+    cost a person a second factor.
+    """
+    sharing: dict[tuple[Local | Ssh, str], list[Request]] = {}
+    for request in inventory.requests:
+        sharing.setdefault((request.login, request.python or python), []).append(request)
+    with ExitStack() as stack:
+        made: dict[str, Connector] = {}
+        for (login, program), requests in sharing.items():
+            names = [request.name for request in requests]
+            connector = reach(" and ".join(names), login, program, ssh)  # connects on first use
+            stack.callback(connector.close)
+            made |= dict.fromkeys(names, connector)
+        yield [_Asked(request, inventory, job, made[request.name]) for request in inventory.requests]
 
 
 def _allocate(
@@ -166,13 +180,13 @@ def _allocate(
 class _Asked:
     """A request of a job. hosts: with their machines, once `waiting` is None."""
 
-    def __init__(self, request: Request, inventory: Inventory, job: str, ssh: SshOptions, python: str) -> None:
+    def __init__(self, request: Request, inventory: Inventory, job: str, login: Connector) -> None:
         self.request = request
         self.hosts = inventory.hosts_for(request)
         self.waiting: Waiting | None = Waiting("")
         self._asked = self.hosts
         self._job = job
-        self.login = reach(request.name, request.login, request.python or python, ssh)  # connects on first use
+        self._login = login
         self._said = ""
         self._answered = self._since = time.monotonic()  # since: it has waited for what was said
 
@@ -212,12 +226,12 @@ class _Asked:
 
     def release(self) -> str:
         """Release the machines; return why they were taken away before. Raises what the allocator does."""
-        return _find(self.request.allocator).release(self.request, self._job, self.login)
+        return _find(self.request.allocator).release(self.request, self._job, self._login)
 
     def _call(self, do: Callable[[Allocator, Connector], _Result]) -> _Result:
         name = self.request.allocator
         try:
-            return do(_find(name), self.login)
+            return do(_find(name), self._login)
         except GeomxError as error:
             raise type(error)(f"allocator {name}: {error.message}", error.hint) from None
         except (OSError, SubprocessError) as error:

@@ -19,6 +19,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import allocators
 from geomx_cli.hosts.allocation import Waiting, allocated, release
+from geomx_cli.hosts.interface import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory, Local, Party, Request, Requested
 from geomx_cli.plan import JobSpec, plan
@@ -212,6 +213,26 @@ def test_a_login_node_that_does_not_answer_for_a_while(pool: Path, monkeypatch: 
         assert not any(isinstance(host.access, Requested) for host in allocation.inventory.hosts)
     assert "h waits for its login node to answer, allocator pool: it did not end within 60 s" in said
     assert free(pool) == 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_requests_with_one_login_node_share_its_connection(
+    shared: bool, pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection may cost a person a second factor."""
+    ours: Any = plugins.find("allocator", "pool")
+    given, logins = ours.given, dict[str, Connector]()
+
+    def noted(request: Request, hosts: Any, job: str, login: Connector) -> Any:
+        logins[request.name] = login
+        return given(request, hosts, job, login)
+
+    monkeypatch.setattr(ours, "given", noted)
+    other = {} if shared else {"python": "/opt/python"}
+    asked = inventory(requests=(Request(name="h", allocator="pool"), Request(name="a", allocator="pool", **other)))
+    with allocated(asked, "one", SPEC, SshOptions(), sys.executable, list[str]().append):
+        assert (logins["h"] is logins["a"]) == shared
+        assert logins["h"].name == ("h and a" if shared else "h")
 
 
 def test_machines_that_do_not_start(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
