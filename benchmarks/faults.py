@@ -4,8 +4,8 @@
     python benchmarks/faults.py --minutes 3 --faults 6   shorter
     python benchmarks/faults.py --json                   one object
 
-Two equal jobs run at the same time, each on half of the machine's cores. One of them has the faults, and the other one
-has none. So both see the same machine, whose speed may drift.
+Two equal jobs run at the same time, each on half of the machine's cores, which they swap every 10 s. One of them has
+the faults, and the other one has none. So both see the same machine, whose cores may differ, and whose speed may drift.
 
 The hosts of a job are network namespaces behind an sshd each: one for the central party, and one for each party, which
 has one worker. The workers train `linear` on Fashion-MNIST with DiLoCo, as fast as their cores can. So they share these
@@ -46,9 +46,10 @@ PAUSES = (2.0, 8.0)  # seconds
 
 @dataclass(frozen=True)
 class Fault:
-    """seconds: since the job began to train. what: a process or a host."""
+    """seconds: since the job began to train. time: Unix seconds. what: a process or a host."""
 
     seconds: float
+    time: float
     kind: str
     what: str
 
@@ -106,7 +107,7 @@ def _disturb(
         kind = "kill" if number % 2 else random.choice(TOGETHER)
         processes = made.processes()
         what = random.choice(made.names if kind == "cut" else sorted(processes))
-        fault = Fault(round(time.monotonic() - begun, 1), kind, what)
+        fault = Fault(round(time.monotonic() - begun, 1), time.time(), kind, what)
         pause = random.uniform(*PAUSES)
         if kind == "cut":
             with made.cut(what):
@@ -147,10 +148,14 @@ def _mean_loss(each: Sequence[tuple[float, int, float]]) -> float:
 def _row(calm: Outcome, found: Outcome) -> dict[str, Any]:
     (begun, ended), (other_begun, other_ended) = calm.window, found.window
     window = max(begun, other_begun), min(ended, other_ended)
+    if window[0] >= window[1]:
+        raise CheckFailed("the jobs completed no round at the same time", "give more --minutes or less --inner-steps")
     throughputs = calm.throughput(window), found.throughput(window)
     kinds = {kind: sum(fault.kind == kind for fault in found.faults) for kind in ("kill", *TOGETHER)}
     return {
-        "faults": len(found.faults), **kinds, "restarts": found.restarts, "rounds": found.rounds,
+        "faults": len(found.faults), **kinds, "seconds": window[1] - window[0],
+        "faults_within": sum(window[0] <= fault.time <= window[1] for fault in found.faults),
+        "restarts": found.restarts, "rounds": found.rounds,
         "losses": found.losses, "samples_per_s": throughputs[1], "calm_samples_per_s": throughputs[0],
         "calm_rounds": calm.rounds, "kept": throughputs[1] / throughputs[0],
         "list": [(fault.seconds, fault.kind, fault.what) for fault in found.faults],

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Sites:
     def __init__(self, wan: Wan, folder: Path, names: Sequence[str], cores: Sequence[int]) -> None:
         self.wan, self.folder, self.names, self.cores = wan, folder, names, cores
         self.hub = names[0]
-        self._launched = 0
+        self._launched: subprocess.Popen[str] | None = None
 
     @property
     def _pinned(self) -> list[str]:
@@ -52,7 +53,7 @@ class Sites:
         found, wanted = False, set(self.cores)
         for pid in self._pids():
             for thread in _threads(pid):
-                with suppress(OSError):
+                with suppress(ProcessLookupError):
                     if os.sched_getaffinity(thread) != wanted:
                         os.sched_setaffinity(thread, wanted)
                         found = True
@@ -62,9 +63,10 @@ class Sites:
         """The processes in the hosts' namespaces, and those of `geomx launch`."""
         own = {Path("/run/netns", self.wan.namespace(name)).stat().st_ino for name in self.names}
         pids = [pid for pid in psutil.pids() if _namespace(pid) in own]
-        with suppress(psutil.Error):
-            launched = psutil.Process(self._launched)
-            pids += [launched.pid, *(child.pid for child in launched.children(recursive=True))]
+        if self._launched is not None and self._launched.poll() is None:
+            with suppress(psutil.Error):
+                launched = psutil.Process(self._launched.pid)
+                pids += [launched.pid, *(child.pid for child in launched.children(recursive=True))]
         return pids
 
     def listen(self) -> None:
@@ -93,9 +95,10 @@ class Sites:
         env = {**os.environ, "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / CONTROL)}
         with Path(self.folder, "out").open("w") as out, Path(self.folder, "said").open("w") as said:
             pinned = [*self._pinned, *launch]
-            popen = self.wan.popen(CONTROL, pinned, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
-        self._launched = popen.pid
-        return popen
+            self._launched = self.wan.popen(
+                CONTROL, pinned, cwd=self.folder, env=env, stdout=out, stderr=said, text=True
+            )
+        return self._launched
 
     def processes(self) -> dict[str, int]:
         """Pids by name, as the agents have written them; agents too."""
@@ -196,8 +199,8 @@ def running(
     """
     launched = [each.launch(arguments) for each, arguments in zip(made, training, strict=True)]
     ended = threading.Event()
-    swapping = threading.Thread(target=_swap_cores, args=(made, ended), daemon=True)
-    swapping.start()
+    pool = ThreadPoolExecutor(1)
+    swapping = pool.submit(_swap_cores, made, ended)
     try:
         for each, one in zip(made, launched, strict=True):
             each.wait_until_it_trains(one)
@@ -205,10 +208,11 @@ def running(
         ends = [one.wait(limit) for one in launched]
     finally:
         ended.set()
-        swapping.join()
         for one in launched:
             one.send_signal(signal.SIGINT)
             one.wait(ENDING)
+        pool.shutdown()
+    swapping.result()
     for each, status in zip(made, ends, strict=True):
         if status:
             raise CheckFailed(f"a job ended with status {status}", (each.folder / "said").read_text()[-2000:])

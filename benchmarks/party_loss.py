@@ -4,9 +4,9 @@
     python benchmarks/party_loss.py --away 60 --algo fsa  shorter
     python benchmarks/party_loss.py --json                one object
 
-Two equal jobs run at the same time, each on half of the machine's cores. Their hosts are network namespaces behind an
-sshd each, with emulated links: one for the central party, and one for each party, which has one worker. The workers
-train `linear` on Fashion-MNIST, with --topology central. In one of the jobs
+Two equal jobs run at the same time, each on half of the machine's cores, which they swap every 10 s. Their hosts are
+network namespaces behind an sshd each, with emulated links: one for the central party, and one for each party, which
+has one worker. The workers train `linear` on Fashion-MNIST, with --topology central. In one of the jobs
 
     a party is cut off after BEFORE seconds, and comes back after --away seconds
     BETWEEN seconds later all processes of another party are killed, with their agent, and start again

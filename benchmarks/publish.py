@@ -1,6 +1,6 @@
 """Measures the published figures anew, and writes their tables into docs/results. Needs root.
 
-    python benchmarks/publish.py                          all tables, 189 minutes on an idle machine with two cores
+    python benchmarks/publish.py                          all tables, for some hours on an idle machine (--list)
     python benchmarks/publish.py exchange-wan peers       these tables
     python benchmarks/publish.py --list                   their names, pages, minutes and commands
     python benchmarks/publish.py --write                  measures nothing, and writes what was measured before
@@ -37,10 +37,10 @@ def measure(table: Table) -> None:
     """Run a table's commands and keep what they print. Raises CheckFailed if one fails."""
     if _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES):
         raise CheckFailed(f"{' or '.join(SOURCES)} differs from the commit", "commit, and measure then")
-    begun = time.monotonic()
+    begun, commit = time.monotonic(), _git("rev-parse", "--short", "HEAD")
     results = [_run(command) for command in table.commands]
     found = {
-        "schema_version": 1, "commit": _git("rev-parse", "--short", "HEAD"), "date": time.strftime("%Y-%m-%d"),
+        "schema_version": 1, "commit": commit, "date": time.strftime("%Y-%m-%d"),
         "machine": _machine(), "minutes": round((time.monotonic() - begun) / 60, 1), "commands": list(table.commands),
         "results": results,
     }  # fmt: skip

@@ -3,7 +3,7 @@
     python benchmarks/pushpull.py --topology flat central --system client mxnet --repeat 3     loopback, against MXNet
     python benchmarks/pushpull.py --topology central spread --rate 200mbit --iterations 5      emulated links (root)
     python benchmarks/pushpull.py --topology central --rate 200mbit --global-servers 4 --server-hosts 4
-    python benchmarks/pushpull.py --saving off on --repeat 5      what saving costs, as with --restarts 0 and 3
+    python benchmarks/pushpull.py --saving off on --repeat 5      what it costs that servers save each round
 
 Prints time per iteration (wall period over all workers), its ratio to the wire limit, bytes per link, CPU seconds per
 iteration and peak memory per role, as a table, or with --json as one object. The wire limit is the payload of the

@@ -1,6 +1,6 @@
 """Measures the steps of a job on many hosts, emulated by N sshd processes on this machine.
 
-    python benchmarks/sites.py [--hosts 4,16,64] [--client openssh]
+    python benchmarks/sites.py [--hosts 4,16,64] [--client paramiko,openssh]
 
 One host is the central party; the others form parties of three, each host with one worker that only waits. Prints the
 seconds of each command: `geomx launch --detach` until all agents run, and until it returns; `geomx status`;
@@ -9,6 +9,7 @@ seconds of each command: `geomx launch --detach` until all agents run, and until
 
 import argparse
 import getpass
+import itertools
 import json
 import os
 import subprocess
@@ -25,7 +26,7 @@ from geomx_cli.hosts.ports import free_ports
 from geomx_cli.inventory import Ssh
 from geomx_cli.inventory.access import SshClient
 
-COLUMNS = ("hosts", "agents", "launch", "status", "collect", "stop")
+COLUMNS = ("hosts", "client", "agents", "launch", "status", "collect", "stop")
 PARTY = 3
 SETTLE = 10.0
 WAIT = "import signal; signal.pause()"
@@ -35,16 +36,20 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="4,16,64", help="numbers of hosts, separated by commas")
-    parser.add_argument("--client", choices=get_args(SshClient), default="auto", help="what connects to the hosts")
+    clients = ", ".join(get_args(SshClient))
+    parser.add_argument("--client", default="auto", help=f"what connects to the hosts, separated by commas: {clients}")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(arguments)
+    if unknown := set(options.client.split(",")) - set(get_args(SshClient)):
+        parser.error(f"--client {', '.join(unknown)}: choose from {clients}")
     found, out = [], sys.stderr if options.json else sys.stdout
     print("  ".join(f"{name:>8}" for name in COLUMNS), file=out)
-    for number in (int(text) for text in options.hosts.split(",")):
+    for number, client in itertools.product(map(int, options.hosts.split(",")), options.client.split(",")):
         with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as folder, _sshds(Path(folder), number) as ssh:
-            times = _measure(Path(folder), ssh, options.client)
-        found.append(dict(zip(COLUMNS, (number, *times), strict=True)))
-        print("  ".join([f"{number:>8}", *(f"{seconds:>7.2f}s" for seconds in times)]), file=out, flush=True)
+            times = _measure(Path(folder), ssh, client)
+        found.append(dict(zip(COLUMNS, (number, client, *times), strict=True)))
+        seconds = (f"{each:>7.2f}s" for each in times)
+        print("  ".join([f"{number:>8}", f"{client:>8}", *seconds]), file=out, flush=True)
     if options.json:
         print(json.dumps({"schema_version": 1, "results": found}))
 

@@ -79,7 +79,7 @@ class Checkpoints:
     def check(self) -> None:
         """Call regularly."""
         if self._copy is None or self._freeze is None or self._freeze.lasts:
-            return  # whoever is told the end of a request may rely on that the processes go on
+            return  # whoever is told the end of a request finds the processes running
         problem = self._freeze.void or self._copy.problem
         if problem is not None and not self._copy.is_answered:
             self._copy.is_answered = True

@@ -33,7 +33,7 @@ COMPARE_VERSION = 1
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], csv: Path | None, json: bool) -> None:
     """Compare jobs: time and bytes to an accuracy, final accuracy or validation loss, samples per second, fraction of
-    time computing, and goodput: the share of the time that became training which stayed.
+    time computing, and goodput: the share of the time spent on training that was kept.
 
     A JOB is a name in the list of geomx jobs, the beginning of such a name, or a job directory. geomx reads the job's
     event logs from its hosts, even while the job runs. A JOB can also be a folder with records of collected jobs: BASE,

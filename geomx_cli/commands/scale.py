@@ -66,7 +66,7 @@ def scale(
         report = stop(job, note=lambda text: click.echo(text, err=True))
     if (error := report.error()) is not None:
         raise error
-    click.echo(f"job {job.id} has stopped and is saved, after {time.monotonic() - begun:.1f} s", err=True)
+    click.echo(f"job {job.id} has stopped, after {time.monotonic() - begun:.1f} s", err=True)
     words = ["--resume", job.id, *_written(click.get_current_context())]
     with launch.make_context("launch", words, parent=click.get_current_context()) as context:
         status: int = launch.invoke(context)

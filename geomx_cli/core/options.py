@@ -261,7 +261,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT",
-        "Stop training after this long, at the end of the round.", minimum=0, word="never",
+        "Stop training after this long, at the end of a round.", minimum=0, word="never",
     ),
     _train(
         "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer. With gpt the default is adamw.",

@@ -284,6 +284,32 @@ def test_processes_that_go_on_during_the_copy_have_no_checkpoint(
     assert not requester.checkpoints.frozen
 
 
+def test_the_end_is_not_told_while_the_processes_are_suspended(
+    children: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_all(children)
+    disk, requester = SlowDisk(monkeypatch), Requester(tmp_path / "hosts" / "A", children)
+    assert requester.freeze(1) == ""
+    requester.order("keep", 1)
+    goes_on, sends = threading.Event(), processes.send_signal
+
+    def late(*arguments: Any) -> None:
+        assert goes_on.wait(60)
+        sends(*arguments)
+
+    monkeypatch.setattr(processes, "send_signal", late)
+    thread = threading.Thread(target=requester.checkpoints.void, args=("it was given up",))
+    thread.start()
+    for _ in range(10):
+        requester.checkpoints.check()
+        time.sleep(0.01)
+    assert requester.checkpoints.frozen and not requester.answers
+    goes_on.set()
+    thread.join()
+    disk.go_on()
+    assert requester.ended(1) == "it was given up" and not requester.checkpoints.frozen
+
+
 def test_processes_go_on_while_the_disk_hangs(
     children: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ def test_a_running_job_is_scaled_in_one_step(desk: Desk, tmp_path: Path, data: s
     scaled = desk.geomx("scale", str(first), "--parties", "3", "--workers", "1", "--job-dir", str(second))
     assert scaled.returncode == 0, scaled.stderr
     assert job.finish() == 75, job.errors
-    assert "has stopped and is saved" in scaled.stderr and "finished" in scaled.stderr
+    assert "has stopped, after" in scaled.stderr and "finished" in scaled.stderr
     result = json.loads((second / "state.json").read_text())["result"]
     assert sum(one["samples"] for one in result["data"].values()) == 2 * SAMPLES
     assert set(result["data"]) == {f"{party}/worker:0" for party in "ABC"}

@@ -1,4 +1,4 @@
-"""Goodput: the share of a worker's time that became training which stayed."""
+"""Goodput: the share of a worker's time spent on training that was kept."""
 
 from array import array
 

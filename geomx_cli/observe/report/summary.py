@@ -41,7 +41,7 @@ class Summary:
     seconds: of the worker that trained longest.
     samples_per_s: of all workers.
     busy: the fraction of its training in which a worker computed, averaged over all workers.
-    goodput: the share of a worker's time that became training which stayed, averaged over all workers.
+    goodput: the share of a worker's time spent on training that was kept, averaged over all workers.
     bytes: the bytes that all workers sent and received.
     wan_bytes: the bytes sent between the parties.
     traffic: bytes in both directions per second, in MB/s.

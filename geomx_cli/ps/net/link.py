@@ -269,7 +269,7 @@ class Link:
 
     def on_disconnected(self, lane: Lane, *, given_up: bool) -> None:
         """A dialled connection has ended. given_up: whether this end gave it up because nothing was acknowledged."""
-        # A lane need not have been welcomed: its hello comes behind the tensors that the connection before left unsent.
+        # Not only welcomed lanes count: their hello may wait behind tensors that libzmq kept from the last connection.
         stood = lane in self.lanes.connections
         self.lanes.down(lane)
         if given_up and stood and lane == "tensors":

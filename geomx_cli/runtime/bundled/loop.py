@@ -281,6 +281,7 @@ class Loop:
         position, first = self.position, self._part.rounds
         while True:
             self._finite.skip()
+            self._look_for_reason()
             rounds = self._part.rounds - first + 1
             skipped = min(rounds * self._part.steps_per_round, self._epochs.steps - position.steps)
             left = self._epochs.steps - position.steps - skipped
@@ -310,6 +311,7 @@ class Loop:
         completion.leave()
         pause = max(INTERVAL, self.seconds / max(1, self._evaluations.count))  # keep the evaluation rate
         due = self.seconds + pause
+        self._look_for_reason()
         while not completion.complete(stop=bool(position.reason)):
             if self.seconds >= due and self._evaluations.periodic:  # the others train meanwhile
                 self._pull_newest()
