@@ -19,7 +19,6 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import allocators
 from geomx_cli.hosts.allocation import Waiting, allocated, release
-from geomx_cli.hosts.interface import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory, Local, Party, Request, Requested
 from geomx_cli.plan import JobSpec, plan
@@ -215,24 +214,35 @@ def test_a_login_node_that_does_not_answer_for_a_while(pool: Path, monkeypatch: 
     assert free(pool) == 2
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("python", "connections"), [("", 1), ("/opt/python", 2)])
 def test_requests_with_one_login_node_share_its_connection(
-    shared: bool, pool: Path, monkeypatch: pytest.MonkeyPatch
+    python: str, connections: int, pool: Path, sites: list[Sshd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each connection may cost a person a second factor."""
+    """Each connection may cost a person a second factor. The release, which may be days later, has its own."""
     ours: Any = plugins.find("allocator", "pool")
-    given, logins = ours.given, dict[str, Connector]()
 
-    def noted(request: Request, hosts: Any, job: str, login: Connector) -> Any:
-        logins[request.name] = login
-        return given(request, hosts, job, login)
+    def logs_in(name: str) -> None:
+        does = getattr(ours, name)
 
-    monkeypatch.setattr(ours, "given", noted)
-    other = {} if shared else {"python": "/opt/python"}
-    asked = inventory(requests=(Request(name="h", allocator="pool"), Request(name="a", allocator="pool", **other)))
-    with allocated(asked, "one", SPEC, SshOptions(), sys.executable, list[str]().append):
-        assert (logins["h"] is logins["a"]) == shared
-        assert logins["h"].name == ("h and a" if shared else "h")
+        def call(*arguments: Any) -> Any:
+            assert arguments[-1].run(["true"], limit=60.0).status == 0
+            return does(*arguments)
+
+        monkeypatch.setattr(ours, name, call)
+
+    for name in ("ask", "given", "release"):
+        logs_in(name)
+    login = sites[0]
+    requests = (
+        Request(name="h", allocator="pool", login=login.ssh()),
+        Request(name="a", allocator="pool", login=login.ssh(), python=python),
+    )
+    with allocated(
+        inventory(requests=requests), "one", SPEC, login.person.options(), sys.executable, list[str]().append
+    ):
+        assert login.log.read_text().count("Accepted publickey") == connections
+    assert login.log.read_text().count("Accepted publickey") == 2 * connections
+    assert free(pool) == 2
 
 
 def test_machines_that_do_not_start(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
