@@ -148,9 +148,10 @@ def _find(name: str, *, runs: bool) -> "KnownJob | StoredJob":
         stored = find_stored(name, lambda text: click.echo(text, err=True))
         with suppress(InvalidSettings):  # its directory is lost, or of another machine
             known = find(stored.id)
-    state = None if runs or known is None else known.state
-    if known is not None and state is not None and not state.over and known.state_shown != "orphaned":
-        raise InvalidSettings(f"job {known.id} has not ended", f"geomx stop {known.id} ends it")
+    if known is not None and not runs:
+        state = known.state
+        if state is not None and not state.over and known.state_shown != "orphaned":
+            raise InvalidSettings(f"job {known.id} has not ended", f"geomx stop {known.id} ends it")
     found = stored or known
     assert found is not None
     return found
