@@ -63,9 +63,8 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
         "How the others reach it",
         "Other hosts dial only schedulers and servers; workers only dial. But with `--tsengine intra` or `both`,"
         " workers dial each other too. Then each worker that other hosts dial needs a port. `geomx hosts check` shows"
-        " the ports. Processes of one host connect by unix sockets. A scheduler always has one of the `ports`, which"
-        " identifies the scheduler. If all processes that dial a scheduler are on its host, it does not listen on"
-        " this port.",
+        " the ports. Processes of one host connect by unix sockets. A scheduler always has one of the `ports` as its"
+        " name in the job. It does not listen there if all processes that dial it are on its host.",
     ),
     "work": ("What it works with", ""),
     "place": ("What runs on it", "`devices` determines the workers. `runs` is for the other processes."),
